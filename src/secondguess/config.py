@@ -1,0 +1,50 @@
+"""Frozen configurations. Every field is validated once, here, with a message that says what to change."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TreeConfig:
+    """Shape of the draft tree. Defaults are the paper's (arXiv 2611.05724, Section "Defaults").
+
+    Raises ValueError when a field is out of range.
+    """
+
+    budget: int = 48  # B: draft nodes verified per cycle, the root not counted
+    num_steps: int = 8  # gamma: drafter forwards per cycle, the extend pass included
+    grow_width: int = 6  # B_w: nodes forwarded at level 0 per draft step
+    offer_width: int = 6  # k: children offered by one feature
+    num_reconsider: int = 3  # m: nodes reconsidered per draft step; 0 is EAGLE-3.1
+
+    def __post_init__(self) -> None:
+        for name in ("budget", "num_steps", "grow_width", "offer_width"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.num_reconsider < 0:
+            raise ValueError(f"num_reconsider must be at least 0, got {self.num_reconsider}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DrafterConfig:
+    """Shape of an EAGLE-3.1 / PR drafter. Field names follow the flat EAGLE-3 ``config.json``."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    vocab_size: int  # of the target
+    draft_vocab_size: int
+    target_hidden_size: int
+    target_num_layers: int
+    rope_theta: float = 10000.0
+    rms_norm_eps: float = 1e-5
+    reconsideration: bool = False  # has a self-query
+
+    @property
+    def tap_layers(self) -> tuple[int, int, int]:
+        """Layers whose *inputs* are tapped: EAGLE-3's default (2, N // 2, N - 3). Needs N >= 8 to be distinct."""
+        n = self.target_num_layers
+        return (2, n // 2, n - 3)

@@ -1,0 +1,105 @@
+"""Data that crosses module boundaries. Shapes are in the names.
+
+R requests in the batch, N tree nodes (node 0 is the root), D path length, V vocabulary, H hidden size,
+W columns of the K/V cache that a row may look at, L tapped layers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from torch import Tensor
+
+FinishReason = Literal["stop", "length", "abort"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SamplingParams:
+    """How tokens are chosen. Names and meanings are vLLM's; greedy is the default.
+
+    Order: penalties, logit bias, temperature, min-p, top-k, top-p. A request without a seed draws one and reports it.
+    Raises ValueError when a field is out of range.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0  # 0 keeps all
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    seed: int | None = None
+    max_tokens: int = 128
+    min_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        def require(ok: bool, message: str) -> None:
+            if not ok:
+                raise ValueError(message)
+
+        t = self.temperature
+        require(math.isfinite(t) and t >= 0, f"temperature must be 0 or more, got {t}")
+        require(self.top_k >= 0, f"top_k must be 0 (off) or more, got {self.top_k}")
+        require(0 < self.top_p <= 1, f"top_p must be in (0, 1], got {self.top_p}")
+        require(0 <= self.min_p <= 1, f"min_p must be in [0, 1], got {self.min_p}")
+        r = self.repetition_penalty
+        require(math.isfinite(r) and r > 0, f"repetition_penalty must be above 0, got {r}")
+        for name in ("presence_penalty", "frequency_penalty"):
+            require(-2 <= getattr(self, name) <= 2, f"{name} must be in [-2, 2], got {getattr(self, name)}")
+        require(self.seed is None or 0 <= self.seed < 2**63, f"seed must be in [0, 2^63), got {self.seed}")
+        require(self.max_tokens >= 1, f"max_tokens must be at least 1, got {self.max_tokens}")
+        require(0 <= self.min_tokens <= self.max_tokens, "min_tokens must be between 0 and max_tokens")
+        require(all(self.stop), "stop strings must not be empty")
+
+
+@dataclass(frozen=True, slots=True)
+class DraftTree:
+    """A draft tree per request, parents before children, siblings with distinct tokens. int64 unless said."""
+
+    tokens_RN: Tensor  # target token ids; node 0 is the newest emitted token
+    parents_RN: Tensor  # node index of the parent, -1 at the root and at padding
+    depths_RN: Tensor  # 0 at the root
+    levels_RN: Tensor  # 0: offered by a one-pass feature, 1: created or won by a reconsidered one
+    scores_RN: Tensor  # float: path score, sum of edge log-probs (temperature 1)
+    valid_RN: Tensor  # bool: False marks padding, always at the end
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows of one forward pass over the slot K/V cache; row (r, n) writes its K/V to column ``columns_RN``.
+
+    A row sees column w iff ``visible_RNW`` is True there (its own column included). Padding rows write to columns
+    past the committed length, which nobody sees.
+    """
+
+    slots_R: Tensor  # int64: cache slot of each request
+    tokens_RN: Tensor  # int64
+    positions_RN: Tensor  # int64: RoPE position
+    columns_RN: Tensor  # int64
+    visible_RNW: Tensor  # bool
+    column_positions_RW: Tensor  # int64: position of what each column holds (sliding windows are cut by position)
+
+
+@dataclass(frozen=True, slots=True)
+class TargetOut:
+    """What the target returns for some rows."""
+
+    hidden_RNH: Tensor  # after the final norm: what the output head reads
+    taps_RNLH: Tensor  # residual stream at the inputs of the tapped layers
+    logits_RNV: Tensor  # of all rows, or of the last row only ([R, 1, V])
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a cycle accepted. D = deepest path + 1; entries past ``num_emitted_R`` are padding (-1)."""
+
+    path_RD: Tensor  # int64 node indices of the accepted path, root first
+    tokens_RD: Tensor  # int64 emitted tokens: the accepted draft tokens, then the bonus token
+    num_emitted_R: Tensor  # int64: accepted draft tokens + 1
