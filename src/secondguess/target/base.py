@@ -1,0 +1,59 @@
+"""What the engine, the drafter and the trainer need of a target."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from secondguess.engine.slots import SlotCache
+from secondguess.errors import UserError
+from secondguess.types import Rows, TargetOut
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TargetSpec:
+    """Shape of a target. ``layer_shapes`` are (K/V heads, head dimension) of each layer's cache."""
+
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    context_len: int
+    layer_shapes: tuple[tuple[int, int], ...]
+    dtype: torch.dtype
+    device: torch.device
+    eos_token_ids: frozenset[int]
+    tap_layers: tuple[int, int, int]
+
+
+class Target(Protocol):
+    """A causal language model that runs rows over a slot cache."""
+
+    @property
+    def spec(self) -> TargetSpec: ...
+
+    @property
+    def embedding(self) -> Tensor:
+        """[V, H], the stored weights. Gemma 3 multiplies a looked-up row by sqrt(H); this is the unscaled row."""
+        ...
+
+    @property
+    def head_weight(self) -> Tensor:
+        """[V, H]. Logits may be soft-capped after it (Gemma 3's ``final_logit_softcapping``)."""
+        ...
+
+    def new_cache(self, num_slots: int, num_columns: int) -> SlotCache: ...
+
+    def forward(self, rows: Rows, cache: SlotCache, last_only: bool = False) -> TargetOut:
+        """Run the rows and store their K/V. ``last_only``: logits of the last row of each request, [R, 1, V]."""
+        ...
+
+
+def default_tap_layers(num_layers: int) -> tuple[int, int, int]:
+    """Layers whose inputs EAGLE-3 taps. Raises UserError when the model is too shallow for three distinct ones."""
+    taps = (2, num_layers // 2, num_layers - 3)
+    if num_layers < 7:
+        raise UserError(f"the target has {num_layers} layers; three distinct tapped layers need at least 7")
+    return taps
