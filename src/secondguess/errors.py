@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 
 class UserError(ValueError):
     """A mistake in what the user gave. Its text is one line: what was wrong and what to change.
 
-    The command line prints it and exits 2. A plain ``ValueError`` from deep inside a library stays a failure of the work
-    (exit 1), so code that rejects user input raises this class.
+    The command line prints it and exits 2. A plain ``ValueError`` from deep inside a library stays a failure of the
+    work (exit 1), so code that rejects user input raises this class.
     """
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """``"; did you mean NAME?"`` for the name nearest to ``word``, or an empty string if none is near."""
+    matches = difflib.get_close_matches(word, list(known), n=1)
+    return f"; did you mean {matches[0]}?" if matches else ""

@@ -1,0 +1,94 @@
+"""The command line: finds the command, and turns every failure into one line and an exit code.
+
+Exit codes: 0 done, 1 the work failed, 2 bad usage or bad input, 130 interrupted. SECONDGUESS_DEBUG=1 adds a traceback.
+
+A command is a module ``secondguess.commands.NAME`` with ``add_arguments(parser)`` and ``run(args) -> int``. It is
+imported only when asked for, and imports torch only inside ``run``, so that help and usage errors come at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.metadata import version
+from typing import NoReturn
+
+from secondguess.errors import UserError, did_you_mean
+
+COMMANDS = {
+    "demo": "the default target decoded plainly, with EAGLE-3.1 and with PR, side by side",
+    "generate": "continue prompts with one or more decoding methods",
+    "bench": "acceptance length and speed of methods on tasks, timed live",
+    "train": "train an EAGLE-3.1 or PR drafter from a config file",
+}
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser that raises ``UserError``: one line, no usage page, no abbreviated flags."""
+
+    def __init__(self, prog: str, description: str, epilog: str | None = None) -> None:
+        formatter = argparse.RawDescriptionHelpFormatter
+        super().__init__(prog, None, description, epilog, formatter_class=formatter, allow_abbrev=False)
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message} (see '{self.prog} --help')")
+
+    def parse(self, argv: Sequence[str]) -> argparse.Namespace:
+        """As ``parse_args``, but an unknown flag is answered with the nearest known one."""
+        args, unknown = self.parse_known_args(argv)
+        if unknown:
+            word = next((w for w in unknown if w.startswith("-")), unknown[0])
+            flag = word.split("=")[0]
+            what = f"unknown flag {flag}" if word.startswith("-") else f"unexpected argument {word!r}"
+            self.error(what + did_you_mean(flag, self._option_string_actions))
+        return args
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code. ``--help`` and ``--version`` raise ``SystemExit(0)``."""
+    try:
+        return _run(sys.argv[1:] if argv is None else argv)
+    except KeyboardInterrupt:
+        return _fail("interrupted", 130)
+    except UserError as error:
+        return _fail(str(error), 2)
+    except FileNotFoundError as error:
+        return _fail(f"no such file: {error.filename}" if error.filename else str(error), 2)
+    except Exception as error:  # the boundary: whatever the work raised ends as one line
+        reason = (str(error).strip() or "no message").splitlines()[0]
+        return _fail(f"{type(error).__name__}: {reason} (SECONDGUESS_DEBUG=1 shows where)", 1)
+
+
+def _run(argv: Sequence[str]) -> int:
+    top = _top_parser().parse(argv)
+    if top.command is None:
+        raise UserError(f"no command given: one of {', '.join(COMMANDS)} (see 'secondguess --help')")
+    if top.command not in COMMANDS:
+        raise UserError(
+            f"unknown command {top.command!r}{did_you_mean(top.command, COMMANDS)} (see 'secondguess --help')"
+        )
+    parser = Parser(f"secondguess {top.command}", COMMANDS[top.command])
+    command = import_module(f"secondguess.commands.{top.command}")
+    command.add_arguments(parser)
+    return command.run(parser.parse(top.arguments))
+
+
+def _top_parser() -> Parser:
+    width = max(map(len, COMMANDS))
+    listing = "\n".join(f"  {name:<{width}}  {text}" for name, text in COMMANDS.items())
+    parser = Parser("secondguess", "Speculative decoding that takes a second look.", f"commands:\n{listing}")
+    parser.add_argument("--version", action="version", version=f"secondguess {version('secondguess')}")
+    parser.add_argument("command", nargs="?", help="one of the commands below")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="see 'secondguess COMMAND --help'")
+    return parser
+
+
+def _fail(message: str, code: int) -> int:
+    if os.environ.get("SECONDGUESS_DEBUG") == "1":
+        traceback.print_exc()
+    sys.stderr.write(f"secondguess: {' '.join(message.split())}\n")
+    return code

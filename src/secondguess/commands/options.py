@@ -1,0 +1,65 @@
+"""Flags made from a config's fields, so that no option is declared twice."""
+
+from __future__ import annotations
+
+import argparse
+from argparse import ArgumentParser, Namespace
+from collections.abc import Collection
+from dataclasses import MISSING, Field, fields
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from secondguess.errors import UserError
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+T = TypeVar("T", bound="DataclassInstance")
+
+
+def add_dataclass(parser: ArgumentParser, cls: type[DataclassInstance], only: Collection[str] | None = None) -> None:
+    """Add one flag per field of a dataclass: ``grow_width: int = 6`` becomes ``--grow-width INT``, 6 by default.
+
+    The help is the field's ``metadata["help"]``. Types: bool (``--x`` and ``--no-x``), int, float, str, Path, a
+    ``Literal``, ``tuple[T, ...]`` (one or more values) and ``T | None``. A field without a default is a required flag.
+    ``only`` names the fields to offer, all by default.
+    """
+    hints = get_type_hints(cls)
+    for field in fields(cls):
+        if only is None or field.name in only:
+            parser.add_argument(f"--{field.name.replace('_', '-')}", **_kind(hints[field.name]), **_default(field))
+
+
+def from_args(cls: type[T], args: Namespace, **more: Any) -> T:
+    """Build ``cls`` from its flags and from ``more`` fields. Raises ``UserError`` when the class rejects a value."""
+    names = {field.name for field in fields(cls)}
+    given = {name: tuple(value) if isinstance(value, list) else value for name, value in vars(args).items()}
+    try:
+        return cls(**{name: value for name, value in given.items() if name in names}, **more)
+    except ValueError as error:
+        raise UserError(str(error)) from error
+
+
+def _kind(hint: Any) -> dict[str, Any]:
+    """How argparse reads a value of this type."""
+    parts = get_args(hint)
+    if get_origin(hint) in (Union, UnionType):
+        return _kind(next(part for part in parts if part is not NoneType))
+    if get_origin(hint) is tuple:
+        return {**_kind(parts[0]), "nargs": "+"}
+    if get_origin(hint) is Literal:
+        return {"type": type(parts[0]), "choices": parts}
+    if hint is bool:
+        return {"action": argparse.BooleanOptionalAction}
+    assert hint in (int, float, str, Path), f"no flag for a field of type {hint}"
+    return {"type": hint, "metavar": hint.__name__.upper()}
+
+
+def _default(field: Field[Any]) -> dict[str, Any]:
+    text = field.metadata.get("help", "").replace("%", "%%")
+    if field.default is MISSING and field.default_factory is MISSING:
+        return {"required": True, "help": text}
+    default = field.default if field.default_factory is MISSING else field.default_factory()
+    shown = f"(default: {default})" if default not in (None, ()) else ""
+    return {"default": default, "help": f"{text} {shown}".strip()}

@@ -1,0 +1,87 @@
+"""The JSON file that a command writes beside its table, with the record of what made it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+PACKAGES = ("secondguess", "torch", "transformers")
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """Add ``--json FILE``. A folder that does not exist is found out here, not after an hour of work."""
+    parser.add_argument("--json", type=_output_file, metavar="FILE", help="also write the result to FILE, for machines")
+
+
+def make_record(argv: Sequence[str] | None = None) -> dict[str, Any]:
+    """What one needs to repeat a result: command, code revision, versions, machine, time (UTC)."""
+    return {
+        "command": shlex.join(["secondguess", *(sys.argv[1:] if argv is None else argv)]),
+        "revision": _revision(),
+        "versions": {"python": platform.python_version()} | {name: version(name) for name in PACKAGES},
+        "machine": _machine(),
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def write_json(path: Path, record: Mapping[str, Any], rows_key: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write ``{"record": record, rows_key: rows}`` to a temporary name and rename it: the file is whole, old or new.
+
+    A device, pipe or link (``/dev/stdout``) is written in place: renaming would replace it.
+    """
+    text = json.dumps({"record": record, rows_key: rows}, indent=2, ensure_ascii=False) + "\n"
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        path.write_text(text, encoding="utf-8")
+        return
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _output_file(text: str) -> Path:
+    path = Path(text)
+    if path.is_dir():
+        raise argparse.ArgumentTypeError(f"{text} is a folder; name a file in it")
+    if not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"no folder {path.parent}; create it first")
+    return path
+
+
+def _revision() -> str:
+    """The commit of the checkout that this file is tracked in (``-dirty`` if it was changed), else the version."""
+    here = Path(__file__)
+    git = ["git", "-C", str(here.parent)]
+    try:
+        subprocess.run([*git, "ls-files", "--error-unmatch", here.name], check=True, capture_output=True)
+        describe = [*git, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+        return subprocess.run(describe, check=True, capture_output=True, text=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return version("secondguess")
+
+
+def _machine() -> dict[str, Any]:
+    import torch
+
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    system = f"{platform.system()} {platform.machine()}"
+    return {"system": system, "cpu": _cpu(), "threads": torch.get_num_threads(), "gpus": gpus}
+
+
+def _cpu() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or platform.machine())
