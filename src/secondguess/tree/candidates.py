@@ -1,0 +1,78 @@
+"""All nodes that a round has offered, as one growing table per request.
+
+R requests, C candidates (0 is the root), X rows of one forward, K offered children. Offer k of row y is candidate
+1 + y K + k, so a row's offers are found by arithmetic; merged duplicates and padding stay behind as score -inf.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from secondguess.tree.rows import Root
+
+_DEPTH_SHIFT, _PARENT_SHIFT = 52, 32  # token ids below 2^32, candidates below 2^20, depths below 2^11
+
+
+def pack(depths: Tensor, parents: Tensor, tokens: Tensor) -> Tensor:
+    """Depth, parent index and token in one int64: its order is the order of equal scores."""
+    return (depths << _DEPTH_SHIFT) + (parents << _PARENT_SHIFT) + tokens
+
+
+def depth_of(keys: Tensor) -> Tensor:
+    return keys >> _DEPTH_SHIFT
+
+
+def parent_of(keys: Tensor) -> Tensor:
+    return (keys >> _PARENT_SHIFT) & ((1 << (_DEPTH_SHIFT - _PARENT_SHIFT)) - 1)
+
+
+def token_of(keys: Tensor) -> Tensor:
+    return keys & ((1 << _PARENT_SHIFT) - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """Every node offered so far. Log-probs live on edges; scores are their sums in root-to-node order."""
+
+    keys_RC: Tensor  # int64: see ``pack``
+    logps_RC: Tensor  # float: log-prob of the edge to the parent
+    scores_RC: Tensor  # float: path score; -inf where there is no candidate
+    holders_RC: Tensor  # int64: the row that holds the edge; its level is the edge's, its feature is the child's input
+    fresh_RC: Tensor  # bool: may be grown in the next step
+
+
+@dataclass(frozen=True, slots=True)
+class Picks:
+    """Nodes to forward. A pick that is not valid pads the batch."""
+
+    nodes_RX: Tensor  # int64 candidate indices
+    feature_rows_RX: Tensor  # int64: the row whose feature feeds the node
+    valid_RX: Tensor  # bool
+
+
+def plant(root: Root) -> Candidates:
+    """The root alone, with score 0."""
+    tokens_R1 = root.tokens_R[:, None]
+    zeros_R1 = torch.zeros_like(tokens_R1)
+    scores_R1 = torch.zeros_like(root.offers.logps_RXK[:, :, 0])
+    return Candidates(pack(zeros_R1, zeros_R1, tokens_R1), scores_R1, scores_R1, zeros_R1, zeros_R1 > 0)
+
+
+def append(pool: Candidates, nodes_RX: Tensor, tokens_RXK: Tensor, logps_RXK: Tensor) -> Candidates:
+    """Add the offers of the next X rows as fresh children of ``nodes_RX``."""
+    num_candidates, num_offers = pool.keys_RC.shape[1], tokens_RXK.shape[2]
+    indices = torch.arange(num_candidates, num_candidates + tokens_RXK[0].numel(), device=tokens_RXK.device)
+    depths_RX = depth_of(pool.keys_RC.gather(1, nodes_RX)) + 1
+    keys_RXK = pack(depths_RX[..., None], nodes_RX[..., None], tokens_RXK)
+    scores_RXK = pool.scores_RC.gather(1, nodes_RX)[..., None] + logps_RXK
+    holders_RXK = ((indices - 1) // num_offers).expand(len(tokens_RXK), -1)
+    return Candidates(
+        torch.cat((pool.keys_RC, keys_RXK.flatten(1)), 1),
+        torch.cat((pool.logps_RC, logps_RXK.flatten(1)), 1),
+        torch.cat((pool.scores_RC, scores_RXK.flatten(1)), 1),
+        torch.cat((pool.holders_RC, holders_RXK), 1),
+        torch.cat((pool.fresh_RC, (logps_RXK > -torch.inf).flatten(1)), 1),
+    )
