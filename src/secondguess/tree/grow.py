@@ -22,7 +22,7 @@ from secondguess.types import DraftTree
 
 
 def grow(config: TreeConfig, root: Root, forward: Callable[[DraftRows], Offers]) -> DraftTree:
-    """Draft a tree with ``num_steps`` - 1 forwards of the drafter (the loop of the paper's Figure 3).
+    """Draft a tree with ``num_steps`` - 1 forwards of the drafter, level 0 and level 1 side by side in each.
 
     ``forward`` keeps the feature and K/V of every row it gets: later rows refer to them by number. With
     ``num_reconsider`` = 0 this is EAGLE-2's expansion (arXiv 2406.16858) bit for bit.
