@@ -103,3 +103,64 @@ class Verdict:
     path_RD: Tensor  # int64 node indices of the accepted path, root first
     tokens_RD: Tensor  # int64 emitted tokens: the accepted draft tokens, then the bonus token
     num_emitted_R: Tensor  # int64: accepted draft tokens + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A prompt to be continued. ``choice`` numbers the answers to one prompt, so that they draw different noise."""
+
+    prompt_ids: tuple[int, ...]
+    params: SamplingParams
+    choice: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """What one request cost. Times are seconds of the cycles it took part in; they add up to ``decode_s``."""
+
+    num_tokens: int  # decode tokens: all but the one that prefill emits
+    num_cycles: int
+    num_accepted: int  # accepted draft tokens (bonus tokens not counted)
+    num_refined: int  # of these, level 1
+    prefill_s: float
+    draft_s: float
+    verify_s: float
+    walk_s: float
+    rest_s: float
+
+    @property
+    def decode_s(self) -> float:
+        return self.draft_s + self.verify_s + self.walk_s + self.rest_s
+
+    @property
+    def acceptance_length(self) -> float:
+        """tau: decode tokens emitted / cycles, tokens cut off by a stop or the limit included."""
+        return (self.num_accepted + self.num_cycles) / max(self.num_cycles, 1)
+
+
+Origin = Literal["prefill", "level0", "refined", "bonus"]
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """New tokens of a streaming request: one prefill token, or what one cycle accepted."""
+
+    token_ids: tuple[int, ...]
+    origins: tuple[Origin, ...]
+    text: str
+    finish_reason: FinishReason | None = None
+    output: Output | None = None  # with the last delta
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """A finished request."""
+
+    prompt: str
+    prompt_ids: tuple[int, ...]
+    text: str
+    token_ids: tuple[int, ...]
+    origins: tuple[Origin, ...]
+    finish_reason: FinishReason
+    seed: int
+    stats: Stats

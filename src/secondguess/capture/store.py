@@ -1,0 +1,85 @@
+"""Target states on disk, as safetensors shards.
+
+Per token: three tapped layers and the last hidden state (bfloat16), and the target's most likely next token (int32).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+SHARD_TOKENS = 1 << 16
+
+
+def fingerprint(target_fingerprint: str, sequences: Sequence[Sequence[int]]) -> str:
+    """What a capture depends on: the target's weights and the exact token ids."""
+    digest = hashlib.sha256(target_fingerprint.encode())
+    for ids in sequences:
+        digest.update(torch.tensor(ids, dtype=torch.int32).numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def plan_shards(lengths: Sequence[int]) -> list[range]:
+    """Consecutive sequences whose tokens fill about one shard."""
+    shards, start, tokens = [], 0, 0
+    for i, length in enumerate(lengths):
+        tokens += length
+        if tokens >= SHARD_TOKENS or i == len(lengths) - 1:
+            shards.append(range(start, i + 1))
+            start, tokens = i + 1, 0
+    return shards
+
+
+@dataclass(frozen=True, slots=True)
+class States:
+    """States of one sequence of T tokens."""
+
+    hidden_T4H: Tensor  # bfloat16: taps low, mid, high, then the last hidden state (after the final norm)
+    best_T: Tensor  # int32: the target's most likely next token
+
+
+class StateStore:
+    """Captured states of a list of sequences; ``store[i]`` reads those of sequence i."""
+
+    def __init__(self, folder: Path, lengths: Sequence[int]) -> None:
+        self.folder = folder
+        self.lengths = list(lengths)
+        self.shards = plan_shards(lengths)
+        self._where = {
+            i: (n, sum(lengths[shard.start : i])) for n, shard in enumerate(self.shards) for i in shard
+        }
+
+    def path(self, shard: int) -> Path:
+        return self.folder / f"states-{shard:05d}.safetensors"
+
+    @property
+    def missing(self) -> list[int]:
+        return [n for n in range(len(self.shards)) if not self.path(n).is_file()]
+
+    def write(self, shard: int, states: Sequence[States]) -> None:
+        """A shard is complete or absent: it is written under a temporary name and renamed."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        temporary = self.path(shard).with_suffix(".partial")
+        hidden, best = torch.cat([s.hidden_T4H for s in states]), torch.cat([s.best_T for s in states])
+        save_file({"hidden": hidden, "best": best}, temporary)
+        temporary.rename(self.path(shard))
+
+    def __getitem__(self, i: int) -> States:
+        shard, start = self._where[i]
+        end = start + self.lengths[i]
+        with safe_open(self.path(shard), framework="pt") as file:
+            return States(file.get_slice("hidden")[start:end], file.get_slice("best")[start:end])
+
+
+def describe(folder: Path, record: dict) -> None:
+    """Leave a note beside the shards of what made them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "capture.json").write_text(json.dumps(record, indent=1))

@@ -1,0 +1,130 @@
+"""The EAGLE-3.1 drafter (arXiv 2605.09992) and the one vector Parallel Reconsideration adds to it (arXiv 2611.05724).
+
+The block M is given in pieces (``project``, then attention, then ``finish``), because training attends to a chain's own
+diagonal and serving to a tree, while everything else is the same code.
+
+``...`` any leading shape, L = 3 tapped layers, A query heads, G key/value heads, D head size, H hidden size,
+V draft vocabulary. Tensor names are those of the flat EAGLE-3 checkpoint format.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from secondguess.config import DrafterConfig
+
+
+class RMSNorm(nn.RMSNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.to(self.weight.dtype))  # autocast hands over bfloat16; the sum of squares wants more
+
+
+class Attention(nn.Module):
+    def __init__(self, c: DrafterConfig) -> None:
+        super().__init__()
+        self.q_proj = nn.Linear(2 * c.hidden_size, c.num_attention_heads * c.head_dim, bias=False)
+        self.k_proj = nn.Linear(2 * c.hidden_size, c.num_key_value_heads * c.head_dim, bias=False)
+        self.v_proj = nn.Linear(2 * c.hidden_size, c.num_key_value_heads * c.head_dim, bias=False)
+        self.o_proj = nn.Linear(c.num_attention_heads * c.head_dim, c.hidden_size, bias=False)
+
+
+class MLP(nn.Module):
+    def __init__(self, c: DrafterConfig) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(c.hidden_size, c.intermediate_size, bias=False)
+        self.up_proj = nn.Linear(c.hidden_size, c.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(c.intermediate_size, c.hidden_size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Midlayer(nn.Module):
+    def __init__(self, c: DrafterConfig) -> None:
+        super().__init__()
+        self.input_layernorm = RMSNorm(c.hidden_size, eps=c.rms_norm_eps)
+        self.hidden_norm = RMSNorm(c.hidden_size, eps=c.rms_norm_eps)
+        self.self_attn = Attention(c)
+        self.post_attention_layernorm = RMSNorm(c.hidden_size, eps=c.rms_norm_eps)
+        self.mlp = MLP(c)
+
+
+class Drafter(nn.Module):
+    """Parameters and row-wise pieces of the drafter. The embedding is the target's own, frozen and never saved."""
+
+    embedding: Tensor  # [target vocabulary, H]
+    target_ids: Tensor  # int64 [V]: target token id of each draft token, ascending
+
+    def __init__(self, config: DrafterConfig, embedding: Tensor, target_ids: Tensor) -> None:
+        super().__init__()
+        self.config = config
+        self.fc_norm = nn.ModuleList(
+            RMSNorm(config.target_hidden_size, eps=config.rms_norm_eps) for _ in config.tap_layers
+        )
+        self.fc = nn.Linear(3 * config.target_hidden_size, config.hidden_size, bias=False)
+        self.midlayer = Midlayer(config)
+        self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.lm_head = nn.Linear(config.hidden_size, config.draft_vocab_size, bias=False)
+        if config.reconsideration:
+            self.self_query = nn.Parameter(torch.zeros(config.hidden_size))
+        self.register_buffer("embedding", embedding, persistent=False)
+        self.register_buffer("target_ids", target_ids, persistent=False)
+        half = torch.arange(0, config.head_dim, 2, dtype=torch.float64) / config.head_dim
+        self.register_buffer("rope_rates", config.rope_theta**-half, persistent=False)
+
+    def fuse(self, taps: Tensor) -> Tensor:
+        """Feature of a position from the target's tapped states: [..., L, target hidden] -> [..., H]."""
+        return self.fc(torch.cat([norm(taps[..., i, :]) for i, norm in enumerate(self.fc_norm)], dim=-1))
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Target token ids [...] -> [..., H]."""
+        return F.embedding(tokens, self.embedding)
+
+    def project(self, e: Tensor, g: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Rotated q [..., A, D], rotated k and v [..., G, D] of rows with embedding e (or the self-query) and feature g.
+
+        ``positions`` [...] are the features' indices (the pair of feature p and token p + 1 sits at p).
+        """
+        layer, c = self.midlayer, self.config
+        x = torch.cat([layer.input_layernorm(e), layer.hidden_norm(g)], dim=-1)
+        q = layer.self_attn.q_proj(x).unflatten(-1, (c.num_attention_heads, c.head_dim))
+        k = layer.self_attn.k_proj(x).unflatten(-1, (c.num_key_value_heads, c.head_dim))
+        v = layer.self_attn.v_proj(x).unflatten(-1, (c.num_key_value_heads, c.head_dim))
+        angles = positions[..., None].to(self.rope_rates.dtype) * self.rope_rates
+        cos, sin = angles.cos().to(q.dtype)[..., None, :], angles.sin().to(q.dtype)[..., None, :]
+        return rotate(q, cos, sin), rotate(k, cos, sin), v
+
+    def finish(self, g: Tensor, attended: Tensor) -> Tensor:
+        """The block after attention: g [..., H] (raw residual) and attended [..., A, D] -> post-norm feature [..., H]."""
+        y = g + self.midlayer.self_attn.o_proj(attended.flatten(-2))
+        return self.norm(y + self.midlayer.mlp(self.midlayer.post_attention_layernorm(y)))
+
+    def logits(self, z: Tensor) -> Tensor:
+        """Post-norm feature [..., H] -> draft logits [..., V]."""
+        return self.lm_head(z)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Llama's RoPE: halves (not pairs) of the last dimension rotate together."""
+    a, b = x.chunk(2, dim=-1)
+    return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
+
+
+@torch.no_grad()
+def initialise(drafter: Drafter, head_rows: Tensor, final_norm_gain: Tensor, seed: int) -> None:
+    """Start near the identity, so that M can be applied to its own output from the first step on.
+
+    The head starts as the target's rows with the target's final norm weight folded in (M's own norm stays 1), and the
+    block's output projections start small. Without both, a second pass of M starts far from its first.
+    """
+    g = torch.Generator().manual_seed(seed)
+    for name, p in drafter.named_parameters():
+        if p.dim() == 2 and name != "lm_head.weight":
+            small = name.endswith(("o_proj.weight", "down_proj.weight"))
+            p.normal_(0.0, (0.1 if small else 1.0) * p.shape[1] ** -0.5, generator=g)
+    drafter.lm_head.weight.copy_(head_rows * final_norm_gain)
+    if drafter.config.reconsideration:
+        # Zero would be undefined under the input norm; the mean embedding is the most neutral token.
+        drafter.self_query.copy_(drafter.embedding.mean(dim=0))

@@ -1,0 +1,44 @@
+"""The reduced draft vocabulary: the tokens a target writes most, chosen by measured coverage."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+
+def count_tokens(answers: Iterable[Sequence[int]], vocab_size: int) -> Tensor:
+    """Occurrences [vocab_size] (int64) of each token in answer tokens only (what the loss is on)."""
+    counts = torch.zeros(vocab_size, dtype=torch.int64)
+    for answer in answers:
+        counts += torch.bincount(torch.tensor(answer, dtype=torch.int64), minlength=vocab_size)
+    return counts
+
+
+def choose_vocab(counts: Tensor, size: int) -> Tensor:
+    """The ``size`` most frequent target ids, ascending; ties and unseen tokens go to the lower id."""
+    if size > counts.numel():
+        raise ValueError(f"draft vocabulary of {size} is larger than the target's {counts.numel()}: lower draft_vocab_size")
+    return counts.argsort(descending=True, stable=True)[:size].sort().values
+
+
+def coverage(counts: Tensor, target_ids: Tensor) -> float:
+    """Share of the counted tokens that the draft vocabulary can offer."""
+    return (counts[target_ids].sum() / counts.sum().clamp(min=1)).item()
+
+
+def to_offsets(target_ids: Tensor) -> Tensor:
+    """The checkpoint's ``d2t``: target id = draft id + offset."""
+    return target_ids - torch.arange(target_ids.numel())
+
+
+def from_offsets(d2t: Tensor) -> Tensor:
+    return d2t + torch.arange(d2t.numel())
+
+
+def target_to_draft(target_ids: Tensor, vocab_size: int) -> Tensor:
+    """Inverse map [vocab_size] (int64), -1 where a target token is not in the draft vocabulary."""
+    inverse = torch.full((vocab_size,), -1, dtype=torch.int64)
+    inverse[target_ids] = torch.arange(target_ids.numel())
+    return inverse
