@@ -21,6 +21,8 @@ import reference
 from reference import Glance, Look, sorted_tuple
 from secondguess.config import TreeConfig
 from secondguess.tree import DraftRows, Offers, Root, ancestors_or_self, child_with, grow, walk
+from secondguess.tree.candidates import Picks, append, plant
+from secondguess.tree.merge import refine
 from secondguess.types import DraftTree
 
 VOCAB = 7
@@ -164,7 +166,7 @@ def test_a_tree_is_well_formed(config: TreeConfig, seed: int) -> None:
         nodes, size = nodes_of(tree, r), int(tree.valid_RN[r].sum())
         assert tree.valid_RN[r, :size].all(), "padding is at the end"
         assert (tree.parents_RN[r, size:] == -1).all()
-        assert (tree.tokens_RN[r, size:] == 0).all()
+        assert not torch.stack((tree.tokens_RN, tree.depths_RN, tree.levels_RN))[:, r, size:].any()
         assert nodes[0] == (r, -1, 0, 0.0, 0)
         assert len({(parent, token) for token, parent, *_ in nodes}) == size, "siblings are distinct"
         for n, (_, parent, depth, score, _) in enumerate(nodes[1:], 1):
@@ -206,6 +208,19 @@ def test_a_won_edge_is_rescored_and_feeds_its_child_from_level_1() -> None:
     assert tree.parents_RN.tolist() == [[-1, 0, 0, 1, 1, 1]]
     assert tree.levels_RN.tolist() == [[0, 1, 1, 0, 0, 1]], "an equal log-prob (4) leaves the edge to level 0"
     assert tree.scores_RN.tolist() == [[0.0, -0.5, -0.25, -1.5, -1.5, -3.5]]
+
+
+def test_refining_rescores_edges_and_paths_together() -> None:
+    root = Root(torch.tensor([9]), offers([(1, -1.0), (2, -2.0)], confidence=(0.5,)))
+    zeros_R1 = torch.tensor([[0]])
+    pool = append(plant(root), zeros_R1, zeros_R1, root.offers.tokens_RXK, root.offers.logps_RXK)
+    again = offers([(2, -0.5), (3, -0.75)], confidence=(0.5,))
+    hesitant = Picks(zeros_R1, zeros_R1, zeros_R1 == 0)
+    refined, novel_logps_RMK = refine(pool, hesitant, again.tokens_RXK, again.logps_RXK, torch.tensor([1]))
+    assert refined.logps_RC.tolist() == refined.scores_RC.tolist() == [[0.0, -1.0, -0.5]]
+    assert refined.holders_RC.tolist() == [[0, 0, 1]]
+    assert refined.fresh_RC.tolist() == [[False, False, True]]
+    assert novel_logps_RMK.tolist() == [[[-math.inf, -0.75]]]
 
 
 def test_equal_scores_go_to_the_shallower_then_the_older_parent_then_the_smaller_token() -> None:

@@ -52,6 +52,15 @@ class Picks:
     feature_rows_RX: Tensor  # int64: the row whose feature feeds the node
     valid_RX: Tensor  # bool
 
+    def take(self, chosen_RX: Tensor) -> Picks:
+        return Picks(*(field_RX.gather(1, chosen_RX) for field_RX in self._fields()))
+
+    def then(self, others: Picks) -> Picks:
+        return Picks(*(torch.cat(pair, 1) for pair in zip(self._fields(), others._fields(), strict=True)))
+
+    def _fields(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self.nodes_RX, self.feature_rows_RX, self.valid_RX
+
 
 def plant(root: Root) -> Candidates:
     """The root alone, with score 0."""
@@ -61,18 +70,17 @@ def plant(root: Root) -> Candidates:
     return Candidates(pack(zeros_R1, zeros_R1, tokens_R1), scores_R1, scores_R1, zeros_R1, zeros_R1 > 0)
 
 
-def append(pool: Candidates, nodes_RX: Tensor, tokens_RXK: Tensor, logps_RXK: Tensor) -> Candidates:
-    """Add the offers of the next X rows as fresh children of ``nodes_RX``."""
-    num_candidates, num_offers = pool.keys_RC.shape[1], tokens_RXK.shape[2]
-    indices = torch.arange(num_candidates, num_candidates + tokens_RXK[0].numel(), device=tokens_RXK.device)
-    depths_RX = depth_of(pool.keys_RC.gather(1, nodes_RX)) + 1
-    keys_RXK = pack(depths_RX[..., None], nodes_RX[..., None], tokens_RXK)
+def append(pool: Candidates, nodes_RX: Tensor, depths_RX: Tensor, tokens_RXK: Tensor, logps_RXK: Tensor) -> Candidates:
+    """Add the offers of the next X rows as fresh children of ``nodes_RX``, whose depths are ``depths_RX``."""
+    num_rows, num_offers = tokens_RXK.shape[1:]
+    first_row = (pool.keys_RC.shape[1] - 1) // num_offers
+    rows_X = torch.arange(first_row, first_row + num_rows, device=tokens_RXK.device)
+    keys_RXK = pack(depths_RX[..., None] + 1, nodes_RX[..., None], tokens_RXK)
     scores_RXK = pool.scores_RC.gather(1, nodes_RX)[..., None] + logps_RXK
-    holders_RXK = ((indices - 1) // num_offers).expand(len(tokens_RXK), -1)
     return Candidates(
         torch.cat((pool.keys_RC, keys_RXK.flatten(1)), 1),
         torch.cat((pool.logps_RC, logps_RXK.flatten(1)), 1),
         torch.cat((pool.scores_RC, scores_RXK.flatten(1)), 1),
-        torch.cat((pool.holders_RC, holders_RXK), 1),
+        torch.cat((pool.holders_RC, rows_X[:, None].expand_as(tokens_RXK).flatten(1)), 1),
         torch.cat((pool.fresh_RC, (logps_RXK > -torch.inf).flatten(1)), 1),
     )

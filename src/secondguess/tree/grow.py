@@ -30,12 +30,13 @@ def grow(config: TreeConfig, root: Root, forward: Callable[[DraftRows], Offers])
     offers = root.offers
     zeros_R1 = torch.zeros_like(root.tokens_R[:, None])
     prev = Picks(nodes_RX=zeros_R1, feature_rows_RX=zeros_R1, valid_RX=zeros_R1 == 0)
-    pool = append(plant(root), prev.nodes_RX, offers.tokens_RXK, offers.logps_RXK)
+    pool = append(plant(root), prev.nodes_RX, zeros_R1, offers.tokens_RXK, offers.logps_RXK)
     lineage_RYY = prev.valid_RX[..., None]
     for _ in range(1, config.num_steps):
         grown = best_fresh(pool, min(config.grow_width, offers.tokens_RXK[0].numel()))
         hesitant = least_confident(pool, prev, offers.confidence_RX, config.num_reconsider)
-        rows, lineage_RYY = lay_rows(pool, lineage_RYY, grown, hesitant)
+        num_level0 = grown.nodes_RX.shape[1]
+        rows, lineage_RYY = lay_rows(pool, lineage_RYY, grown.then(hesitant), num_level0)
         offers = forward(rows)
         pool = absorb(pool, rows, grown, hesitant, offers)
         prev = forwarded(grown, rows)
@@ -43,28 +44,26 @@ def grow(config: TreeConfig, root: Root, forward: Callable[[DraftRows], Offers])
     return cut(pool, level1_RY, config.budget)
 
 
-def lay_rows(pool: Candidates, lineage_RYY: Tensor, grown: Picks, hesitant: Picks) -> tuple[DraftRows, Tensor]:
+def lay_rows(pool: Candidates, lineage_RYY: Tensor, picks: Picks, num_level0: int) -> tuple[DraftRows, Tensor]:
     """The rows of the next forward, and the lineage with these rows added.
 
-    ``lineage[y]`` marks the rows that the children of row y will see: what row y sees, less row y itself at level 1.
-    A row is fed by the row whose children it joins, so what it sees is that row's lineage and itself.
+    ``lineage[y]`` marks the rows that whoever is fed by row y may see: what row y sees, less row y itself at level 1.
+    So a row sees the lineage of the row that feeds it, and itself.
     """
-    fields = ("nodes_RX", "feature_rows_RX", "valid_RX")
-    nodes_RX, feature_rows_RX, valid_RX = (torch.cat((getattr(grown, f), getattr(hesitant, f)), 1) for f in fields)
-    num_level0, num_rows = grown.nodes_RX.shape[1], nodes_RX.shape[1]
-    seen_RXY = lineage_RYY.take_along_dim(feature_rows_RX[..., None], 1)
-    itself_XX = torch.eye(num_rows, dtype=torch.bool, device=nodes_RX.device)
-    level0_X = torch.arange(num_rows, device=nodes_RX.device) < num_level0
-    keys_RX = pool.keys_RC.gather(1, nodes_RX)
+    num_requests, num_rows = picks.nodes_RX.shape
+    seen_RXY = lineage_RYY.take_along_dim(picks.feature_rows_RX[..., None], 1)
+    itself_XX = torch.eye(num_rows, dtype=torch.bool, device=seen_RXY.device)
+    inherited_XX = pad(itself_XX[:, :num_level0], (0, num_rows - num_level0))
+    keys_RX = pool.keys_RC.gather(1, picks.nodes_RX)
     rows = DraftRows(
         tokens_RX=token_of(keys_RX),
-        feature_rows_RX=feature_rows_RX,
+        feature_rows_RX=picks.feature_rows_RX,
         depths_RX=depth_of(keys_RX),
-        visible_RXY=torch.cat((seen_RXY, itself_XX.expand(len(nodes_RX), -1, -1)), 2),
-        valid_RX=valid_RX,
+        visible_RXY=torch.cat((seen_RXY, itself_XX.expand(num_requests, -1, -1)), 2),
+        valid_RX=picks.valid_RX,
         num_level0=num_level0,
     )
-    added_RXY = torch.cat((seen_RXY, (itself_XX & level0_X).expand(len(nodes_RX), -1, -1)), 2)
+    added_RXY = torch.cat((seen_RXY, inherited_XX.expand(num_requests, -1, -1)), 2)
     return rows, torch.cat((pad(lineage_RYY, (0, num_rows)), added_RXY), 1)
 
 
@@ -77,7 +76,8 @@ def absorb(pool: Candidates, rows: DraftRows, grown: Picks, hesitant: Picks, off
     refined_tokens_RMK, refined_logps_RMK = offers.tokens_RXK[:, num_level0:], logps_RXK[:, num_level0:]
     refined, novel_logps_RMK = refine(waiting, hesitant, refined_tokens_RMK, refined_logps_RMK, rows_M)
     nodes_RX = torch.cat((grown.nodes_RX, hesitant.nodes_RX), 1)
-    return append(refined, nodes_RX, offers.tokens_RXK, torch.cat((logps_RXK[:, :num_level0], novel_logps_RMK), 1))
+    logps_RXK = torch.cat((logps_RXK[:, :num_level0], novel_logps_RMK), 1)
+    return append(refined, nodes_RX, rows.depths_RX, offers.tokens_RXK, logps_RXK)
 
 
 def forwarded(grown: Picks, rows: DraftRows) -> Picks:

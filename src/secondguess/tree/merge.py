@@ -39,6 +39,8 @@ def refine(
     Returns the candidates, of which only won children stay fresh (if they were), and the log-probs of the novel offers.
     The offers of this step are not in yet, so these children have no children whose scores would have to follow.
     """
+    if len(rows_M) == 0:
+        return replace(pool, fresh_RC=torch.zeros_like(pool.fresh_RC)), logps_RMK
     num_offers = tokens_RMK.shape[2]
     first_RM1 = 1 + num_offers * hesitant.feature_rows_RX[..., None]
     children_RMK = first_RM1 + torch.arange(num_offers, device=first_RM1.device)

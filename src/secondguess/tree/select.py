@@ -34,11 +34,12 @@ def least_confident(pool: Candidates, prev: Picks, confidence_RX: Tensor, count:
 
     ``confidence_RX`` comes from the forward of ``prev``, whose first rows they were.
     """
+    if count == 0:
+        return prev.take(prev.nodes_RX[:, :0])
     confidence_RF = confidence_RX[:, : prev.nodes_RX.shape[1]].masked_fill(~prev.valid_RX, torch.inf)
     scores_RF, keys_RF = pool.scores_RC.gather(1, prev.nodes_RX), pool.keys_RC.gather(1, prev.nodes_RX)
     chosen_RM = order_by(confidence_RF, -scores_RF, keys_RF)[:, :count]
-    fields = (prev.nodes_RX, prev.feature_rows_RX, prev.valid_RX)
-    return Picks(*(field_RF.gather(1, chosen_RM) for field_RF in fields))
+    return prev.take(chosen_RM)
 
 
 def cut(pool: Candidates, level1_RY: Tensor, budget: int) -> DraftTree:
