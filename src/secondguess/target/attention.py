@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import AttentionInterface
 
 from secondguess.engine.slots import SlotCache
@@ -32,17 +32,17 @@ class Step:
 
     def attend(self, q_RHND: Tensor, k_RGWD: Tensor, v_RGWD: Tensor, scale: float, window: int | None) -> Tensor:
         if window not in self.by_window:
-            self.by_window[window] = self._plan(q_RHND, q_RHND.shape[1] // k_RGWD.shape[1], window)
+            self.by_window[window] = self._plan(q_RHND, k_RGWD.shape[1], window)
         return self.by_window[window](q_RHND, k_RGWD, v_RGWD, scale)
 
-    def _plan(self, q_RHND: Tensor, groups: int, window: int | None) -> Attend:
+    def _plan(self, q_RHND: Tensor, g: int, window: int | None) -> Attend:
         rows, visible_RNW = self.rows, self.rows.visible_RNW
         if window is not None:
             # By position, not by column: draft nodes lie in more columns than they have positions.
             distance_RNW = rows.positions_RN[:, :, None] - rows.column_positions_RW[:, None]
             visible_RNW = visible_RNW & (distance_RNW < window)
         if q_RHND.device.type == "cpu" and q_RHND.dtype in (torch.float32, torch.float64):
-            return StableAttention(visible_RNW, rows.column_positions_RW, groups, q_RHND.dtype)
+            return StableAttention(visible_RNW, rows.column_positions_RW, q_RHND.shape[1], g, q_RHND.dtype)
         return FusedAttention(visible_RNW)
 
 
@@ -60,7 +60,7 @@ class FusedAttention:
 
 
 def _attention(
-    module: nn.Module,
+    module: Any,
     query: Tensor,
     key: Tensor,
     value: Tensor,

@@ -35,6 +35,11 @@ class Target(Protocol):
     def spec(self) -> TargetSpec: ...
 
     @property
+    def fingerprint(self) -> str:
+        """Differs between models with different weights."""
+        ...
+
+    @property
     def embedding(self) -> Tensor:
         """[V, H], the stored weights. Gemma 3 multiplies a looked-up row by sqrt(H); this is the unscaled row."""
         ...

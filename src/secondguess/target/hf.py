@@ -5,6 +5,8 @@ R requests, N rows, H hidden size, V vocabulary, L tapped layers.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,13 +17,16 @@ from secondguess.engine.slots import SlotCache
 from secondguess.errors import UserError
 from secondguess.target import attention
 from secondguess.target.base import TargetSpec, default_tap_layers
+from secondguess.target.linear import can_pack, pack_linears
 from secondguess.types import Rows, TargetOut
 
+# With fewer, oneDNN's linear layers round differently (and, at one row, take longer than at four).
+MIN_ROWS = 4
 FAMILIES = ("llama", "qwen2", "qwen3", "gemma3_text", "smollm3")
 
 
 class HFTarget:
-    """Takes the model over: switches it to our attention and to evaluation, and hooks its tapped layers.
+    """Takes the model over: our attention, packed linear layers on the CPU, hooks on the tapped layers.
 
     Raises UserError for a model type outside ``FAMILIES`` (SmolLM and SmolLM2 are ``llama``).
     """
@@ -30,33 +35,39 @@ class HFTarget:
         if model.config.model_type not in FAMILIES:
             known = ", ".join(FAMILIES)
             raise UserError(f"model type {model.config.model_type!r} is not supported; supported are {known}")
-        self.model = model.eval().requires_grad_(False)
+        self.model: Any = model.eval().requires_grad_(False)
         self.tokenizer = tokenizer
-        self.spec = _spec(model)
-        self.embedding: Tensor = model.get_input_embeddings().weight
+        self.spec = _spec(self.model)
+        self.embedding: Tensor = self.model.get_input_embeddings().weight
+        self.head_weight: Tensor = self.model.get_output_embeddings().weight
         self._softcap: float | None = getattr(model.config, "final_logit_softcapping", None)
         self._taps: dict[int, Tensor] = {}
+        if can_pack(model):
+            pack_linears(model)
         model.set_attn_implementation(attention.NAME)
         for layer in self.spec.tap_layers:
-            model.base_model.layers[layer].register_forward_pre_hook(self._tap(layer))
-
-    @property
-    def head_weight(self) -> Tensor:
-        return self.model.get_output_embeddings().weight
+            self.model.base_model.layers[layer].register_forward_pre_hook(self._tap(layer))
 
     def new_cache(self, num_slots: int, num_columns: int) -> SlotCache:
+        """``num_columns``: the longest text plus the rows of one pass."""
         spec = self.spec
         return SlotCache(num_slots, num_columns, spec.layer_shapes, spec.dtype, spec.device)
 
     @torch.inference_mode()
     def forward(self, rows: Rows, cache: SlotCache, last_only: bool = False) -> TargetOut:
-        step = attention.Step(rows, cache)
+        """See ``Target.forward``."""
+        n = rows.tokens_RN.shape[1]
+        rows = _at_least(rows, MIN_ROWS)
         out = self.model.base_model(
-            input_ids=rows.tokens_RN, position_ids=rows.positions_RN, use_cache=False, step=step
+            input_ids=rows.tokens_RN,
+            position_ids=rows.positions_RN,
+            use_cache=False,
+            step=attention.Step(rows, cache),
         )
         hidden_RNH = out.last_hidden_state
         taps_RNLH = torch.stack([self._taps.pop(layer) for layer in self.spec.tap_layers], 2)
-        return TargetOut(hidden_RNH, taps_RNLH, self._logits(hidden_RNH[:, -1:] if last_only else hidden_RNH))
+        logits_RNV = self._logits(hidden_RNH[:, -MIN_ROWS:] if last_only else hidden_RNH)
+        return TargetOut(hidden_RNH[:, :n], taps_RNLH[:, :n], logits_RNV[:, -1:] if last_only else logits_RNV[:, :n])
 
     def _logits(self, hidden_RNH: Tensor) -> Tensor:
         logits_RNV = self.model.get_output_embeddings()(hidden_RNH)
@@ -64,14 +75,29 @@ class HFTarget:
             return logits_RNV
         return torch.tanh(logits_RNV / self._softcap) * self._softcap
 
-    def _tap(self, layer: int) -> Any:
+    def _tap(self, layer: int) -> Callable[[object, tuple[Tensor, ...]], None]:
         def hook(_module: object, args: tuple[Tensor, ...]) -> None:
             self._taps[layer] = args[0]
 
         return hook
 
 
-def _spec(model: PreTrainedModel) -> TargetSpec:
+def _at_least(rows: Rows, count: int) -> Rows:
+    """Repeat the last row of each request until there are ``count`` rows; twins write the same K/V to one column."""
+    r, n = rows.tokens_RN.shape
+    if r * n >= count:
+        return rows
+    index = torch.arange(-(-count // r), device=rows.tokens_RN.device).clamp(max=n - 1)
+    return replace(
+        rows,
+        tokens_RN=rows.tokens_RN[:, index],
+        positions_RN=rows.positions_RN[:, index],
+        columns_RN=rows.columns_RN[:, index],
+        visible_RNW=rows.visible_RNW[:, index],
+    )
+
+
+def _spec(model: Any) -> TargetSpec:
     config = model.config
     layers = model.base_model.layers
     return TargetSpec(
@@ -87,7 +113,7 @@ def _spec(model: PreTrainedModel) -> TargetSpec:
     )
 
 
-def _eos(model: PreTrainedModel) -> frozenset[int]:
+def _eos(model: Any) -> frozenset[int]:
     """Chat models name several end tokens in ``generation_config``, and one in ``config``."""
     found = model.generation_config.eos_token_id if model.generation_config else None
     found = model.config.eos_token_id if found is None else found

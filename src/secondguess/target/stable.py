@@ -11,6 +11,7 @@ R requests, H heads, G K/V heads, N rows, W columns, D head dimension, B = R * G
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -19,8 +20,8 @@ from torch import Tensor
 
 BLOCK = 128  # positions summed together; with the columns of a tree (up to 64) it stays below 192
 CHUNK = 256  # rows at once, so that a long prompt's scores stay small
-MIN_ROWS = 12  # fewer rows per matrix take other code in the matrix product
-MIN_COLUMNS = 16
+# Smaller matrices take other code in the matrix product, so they are padded.
+MIN_M, MIN_BM, MIN_COLUMNS = 4, 12, 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +55,11 @@ def position_spans(visible_RNW: Tensor, column_positions_RW: Tensor) -> tuple[Sp
 class StableAttention:
     """Attention for the rows of one forward pass; call it once per layer."""
 
-    def __init__(self, visible_RNW: Tensor, column_positions_RW: Tensor, groups: int, dtype: torch.dtype) -> None:
-        """``groups``: H / G. Every row must see a column."""
-        n, w = visible_RNW.shape[1:]
+    def __init__(self, visible_RNW: Tensor, column_positions_RW: Tensor, h: int, g: int, dtype: torch.dtype) -> None:
+        """Every row must see a column."""
+        r, n, w = visible_RNW.shape
         self._spans = position_spans(visible_RNW, column_positions_RW)
-        self._more_rows = max(0, -(-MIN_ROWS // groups) - n)
+        self._more_rows = max(0, -(-MIN_M * g // h) - n, -(-MIN_BM // (r * h)) - n)
         self._more_columns = max(0, MIN_COLUMNS - w)
         bias_RNW = torch.zeros(visible_RNW.shape, dtype=dtype).masked_fill_(~visible_RNW, -torch.inf)
         bias_RNW = F.pad(bias_RNW, (0, self._more_columns), value=-torch.inf)
@@ -83,7 +84,7 @@ class StableAttention:
         scores_BMW.view(r, h, n, w).add_(bias_RNW[:, None])
         weights_BMW = scores_BMW.sub_(scores_BMW.amax(-1, keepdim=True)).exp_()
         # This sum runs in an order that depends on the columns; in double, its rounding does not.
-        total_BM1 = weights_BMW.sum(-1, keepdim=True, dtype=torch.float64)
+        total_BM1 = weights_BMW.sum(-1, keepdim=True, dtype=torch.float64).to(q_RHND.dtype)
         out_BMD = self._weighted_sum(weights_BMW, v_BWD).div_(total_BM1)
         return out_BMD.view(r, h, n, d).transpose(1, 2)
 
@@ -94,4 +95,4 @@ class StableAttention:
             if span.mine_R1W is not None:
                 part_BMW = part_BMW * span.mine_R1W.repeat_interleave(len(v_BWD) // len(span.mine_R1W), 0)
             parts.append(part_BMW @ v_BWD[:, span.start : span.stop])
-        return sum(parts[1:], start=parts[0])
+        return functools.reduce(torch.add, parts)
