@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from secondguess.drafter.fit import drafter_config, final_norm_gain, head_rows
+from secondguess.drafter.model import Drafter, initialise
 from secondguess.target.hf import HFTarget
 
 _EXTRA = {
@@ -57,3 +59,13 @@ def tiny_target(
             if weight.ndim == 2:
                 torch.nn.init.normal_(weight, std=0.5 if "embed" in name else 1.5 / weight.shape[1] ** 0.5)
     return HFTarget(model)
+
+
+def tiny_drafter(target: HFTarget, seed: int = 0, reconsideration: bool = True) -> Drafter:
+    """A random drafter for a tiny target, with half of its vocabulary, in its dtype."""
+    vocab_size = target.spec.vocab_size
+    generator = torch.Generator().manual_seed(seed)
+    target_ids = torch.randperm(vocab_size, generator=generator)[: vocab_size // 2].sort().values
+    drafter = Drafter(drafter_config(target.model, len(target_ids), reconsideration), target.embedding, target_ids)
+    initialise(drafter, head_rows(target.model, target_ids), final_norm_gain(target.model), seed)
+    return drafter.to(target.spec.dtype).eval().requires_grad_(False)

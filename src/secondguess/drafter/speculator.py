@@ -1,0 +1,152 @@
+"""EAGLE-3.1 / PR drafting on a slot K/V cache: extend over what was accepted, then grow a tree.
+
+The drafter's column p of a slot holds the pair (feature p, token p + 1) at position p. The newest pair is the root's row;
+during a round, row y lies ``y`` columns after it, and is forgotten when the round ends.
+
+R requests, E new pairs, X rows of a forward, Y rows of the round, W columns, K offers, V draft vocabulary, H hidden.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from secondguess.config import TreeConfig
+from secondguess.drafter.model import Drafter
+from secondguess.engine.slots import SlotCache
+from secondguess.engine.speculate import Accepted, Roots
+from secondguess.tree.grow import grow
+from secondguess.tree.rows import DraftRows, Offers, Root
+from secondguess.types import DraftTree, Rows
+
+
+@dataclass(slots=True)
+class Slot:
+    """A request's committed columns, and the pairs that the next extend pass takes."""
+
+    num_columns: int
+    tokens: Tensor  # int64 [E]
+    taps: Tensor  # [E, L, H]
+
+
+class EagleSpeculator:
+    """Drafts for the requests of one engine with one drafter and one tree shape."""
+
+    def __init__(self, drafter: Drafter, config: TreeConfig, num_slots: int, num_columns: int) -> None:
+        self.drafter, self.config = drafter, config
+        c, weight = drafter.config, drafter.norm.weight
+        extra = 1 + config.num_steps * (config.grow_width + config.num_reconsider)
+        shape = [(c.num_key_value_heads, c.head_dim)]
+        self.cache = SlotCache(num_slots, num_columns + extra, shape, weight.dtype, weight.device)
+        self.slots: dict[int, Slot] = {}
+
+    def accept(self, accepted: list[Accepted]) -> None:
+        for a in accepted:
+            slot = self.slots.get(a.slot)
+            if slot is None:
+                self.slots[a.slot] = self.read_prompt(a)
+            else:
+                slot.tokens, slot.taps = torch.cat([slot.tokens, a.tokens]), torch.cat([slot.taps, a.taps_ELH])
+
+    def release(self, slot: int) -> None:
+        self.slots.pop(slot, None)
+
+    @torch.inference_mode()
+    def read_prompt(self, a: Accepted) -> Slot:
+        """Extend over all pairs but the newest, which is left to the first draft: there prompts of all lengths meet."""
+        slot = Slot(0, a.tokens[:-1], a.taps_ELH[:-1])
+        if len(slot.tokens):
+            self.extend([a.slot], [slot])
+        return Slot(slot.num_columns, a.tokens[-1:], a.taps_ELH[-1:])
+
+    @torch.inference_mode()
+    def draft(self, roots: Roots) -> DraftTree:
+        slots = [self.slots[s] for s in roots.slots]
+        round_ = Round(self, list(roots.slots), self.extend(list(roots.slots), slots), [s.num_columns for s in slots])
+        tokens_R = torch.tensor(roots.tokens, device=round_.features_RYH.device)
+        return grow(self.config, Root(tokens_R, round_.root_offers()), round_.forward)
+
+    def extend(self, numbers: list[int], slots: list[Slot]) -> Tensor:
+        """Run M over the waiting pairs with the target's true features; return the newest pair's feature [R, H]."""
+        counts = [len(s.tokens) for s in slots]
+        tokens_RE = pad_sequence([s.tokens for s in slots], batch_first=True)
+        taps_RELH = pad_sequence([s.taps for s in slots], batch_first=True)
+        R, E = tokens_RE.shape
+        start_R = torch.tensor([s.num_columns for s in slots], device=tokens_RE.device)
+        columns_RE = start_R[:, None] + torch.arange(E, device=tokens_RE.device)
+        # Padding lies after the last pair, where only padding looks and the round's rows overwrite it.
+        columns_W = torch.arange(max(s.num_columns for s in slots) + E, device=tokens_RE.device)
+        rows = Rows(
+            slots_R=torch.tensor(numbers, device=tokens_RE.device),
+            tokens_RN=tokens_RE,
+            positions_RN=columns_RE,
+            columns_RN=columns_RE,
+            visible_RNW=columns_W <= columns_RE[..., None],
+            column_positions_RW=columns_W.expand(R, -1),
+        )
+        f_REH = self.run(rows, self.drafter.embed(tokens_RE), self.drafter.fuse(taps_RELH))
+        for slot, count in zip(slots, counts, strict=True):
+            slot.num_columns += count
+            slot.tokens, slot.taps = slot.tokens[count:], slot.taps[count:]
+        return f_REH[torch.arange(R), torch.tensor(counts) - 1]
+
+    def run(self, rows: Rows, e_RXH: Tensor, g_RXH: Tensor) -> Tensor:
+        """The block M over rows of the cache: -> post-norm features [R, X, H]."""
+        q_RXAD, k_RXGD, v_RXGD = self.drafter.project(e_RXH, g_RXH, rows.positions_RN)
+        k_RGWD, v_RGWD = self.cache.write(0, rows, k_RXGD.transpose(1, 2), v_RXGD.transpose(1, 2))
+        attended_RAXD = F.scaled_dot_product_attention(
+            q_RXAD.transpose(1, 2), k_RGWD, v_RGWD, attn_mask=rows.visible_RNW[:, None], enable_gqa=True
+        )
+        return self.drafter.finish(g_RXH, attended_RAXD.transpose(1, 2))
+
+    def offers(self, f_RXH: Tensor) -> Offers:
+        """Top-k children of each feature. Temperature is 1 whatever the request asks."""
+        logps_RXV = self.drafter.logits(f_RXH).float().log_softmax(dim=-1)
+        logps_RXK, draft_ids_RXK = logps_RXV.topk(self.config.offer_width, dim=-1)
+        return Offers(self.drafter.target_ids[draft_ids_RXK], logps_RXK, logps_RXK[..., 0].exp())
+
+
+class Round:
+    """One draft: the features of its rows, and where they lie in the cache."""
+
+    def __init__(self, speculator: EagleSpeculator, numbers: list[int], f_root_RH: Tensor, lengths: list[int]) -> None:
+        self.speculator = speculator
+        self.features_RYH = f_root_RH[:, None]
+        self.slots_R = torch.tensor(numbers, device=f_root_RH.device)
+        self.root_column_R1 = torch.tensor(lengths, device=f_root_RH.device)[:, None] - 1
+        self.max_length = max(lengths)
+
+    def root_offers(self) -> Offers:
+        return self.speculator.offers(self.features_RYH)
+
+    def forward(self, rows: DraftRows) -> Offers:
+        """M over new rows of the round, level 0 and level 1 in one batch."""
+        drafter = self.speculator.drafter
+        hidden = self.features_RYH.shape[-1]
+        g_RXH = self.features_RYH.gather(1, rows.feature_rows_RX[..., None].expand(-1, -1, hidden))
+        e_RXH = drafter.embed(rows.tokens_RX)
+        if rows.num_level0 < e_RXH.shape[1]:
+            e_RXH[:, rows.num_level0 :] = drafter.self_query
+        f_RXH = self.speculator.run(self.place(rows), e_RXH, g_RXH)
+        self.features_RYH = torch.cat([self.features_RYH, f_RXH], dim=1)
+        return self.speculator.offers(f_RXH)
+
+    def place(self, rows: DraftRows) -> Rows:
+        """Rows of the round as rows of the cache: everything up to the root's column is visible to all."""
+        R, X, Y = rows.visible_RXY.shape
+        row_X = torch.arange(Y - X, Y, device=self.slots_R.device)
+        columns_W = torch.arange(self.max_length + Y - 1, device=self.slots_R.device)
+        row_RW = columns_W - self.root_column_R1  # 0 at the root's column, which every row sees
+        in_round_RXW = rows.visible_RXY.gather(2, row_RW.clamp(0, Y - 1)[:, None].expand(-1, X, -1))
+        return Rows(
+            slots_R=self.slots_R,
+            tokens_RN=rows.tokens_RX,
+            positions_RN=self.root_column_R1 + rows.depths_RX,
+            columns_RN=self.root_column_R1 + row_X,
+            visible_RNW=in_round_RXW & (row_RW < Y)[:, None],
+            column_positions_RW=columns_W.expand(R, -1),
+        )

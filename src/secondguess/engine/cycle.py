@@ -1,0 +1,151 @@
+"""One cycle of speculative decoding: draft, verify, walk, commit. Plain decoding is the same cycle with lone roots.
+
+R requests, N tree nodes (0 is the root), W cache columns, D path length, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from time import perf_counter
+
+import torch
+from torch import Tensor
+
+from secondguess.engine.sampler_state import SamplerState, record
+from secondguess.engine.sampling import choose
+from secondguess.engine.sequence import Sequence
+from secondguess.engine.slots import SlotCache
+from secondguess.engine.speculate import Accepted, Roots, Speculator
+from secondguess.target.base import Target
+from secondguess.tree.layout import ancestors_or_self
+from secondguess.tree.walk import child_with
+from secondguess.types import DraftTree, Origin, Rows, Verdict
+
+# Hears of every token as it is chosen: logits [R, V], sampler, positions [R], active [R].
+Watcher = Callable[[Tensor, SamplerState, Tensor, Tensor], None]
+
+
+@dataclass(slots=True)
+class Batch:
+    """The requests of a cycle, in the order of their rows."""
+
+    sequences: list[Sequence]
+    sampler: SamplerState
+
+
+@dataclass(frozen=True, slots=True)
+class CycleTrace:
+    """What a cycle drafted and accepted."""
+
+    tree: DraftTree
+    verdict: Verdict
+
+
+@dataclass(slots=True)
+class Engine:
+    """What a cycle needs and keeps."""
+
+    target: Target
+    speculator: Speculator
+    cache: SlotCache
+    watch: Watcher | None = None
+    last: CycleTrace | None = field(default=None, repr=False)
+
+
+def run_cycle(engine: Engine, batch: Batch) -> None:
+    """Draft a tree per request, verify all trees in one forward pass, emit what the target agrees with."""
+    started = perf_counter()
+    tree = engine.speculator.draft(roots_of(batch.sequences))
+    drafted = perf_counter()
+    rows = verify_rows(tree, batch.sequences)
+    out = engine.target.forward(rows, engine.cache)
+    verified = perf_counter()
+    verdict = walk(tree, out.logits_RNV, rows.positions_RN, batch.sampler, engine.watch)
+    walked = perf_counter()
+    engine.cache.compact(rows.slots_R, rows.columns_RN.gather(1, verdict.path_RD.clamp(min=0)), rows.columns_RN[:, 0], verdict.num_emitted_R)
+    engine.speculator.accept(accepted_of(verdict, batch.sequences, out.taps_RNLH))
+    emit(tree, verdict, batch.sequences)
+    engine.last = CycleTrace(tree, verdict)
+    charge(batch.sequences, (started, drafted, verified, walked, perf_counter()))
+
+
+def roots_of(sequences: list[Sequence]) -> Roots:
+    return Roots(
+        slots=tuple(s.slot for s in sequences),
+        tokens=tuple(s.token_ids[-1] for s in sequences),
+        histories=tuple(s.token_ids for s in sequences),
+    )
+
+
+def verify_rows(tree: DraftTree, sequences: list[Sequence]) -> Rows:
+    """Node n of a request lies ``n`` columns after its cached tokens, at the position of its depth."""
+    device = tree.tokens_RN.device
+    cached_R1 = torch.tensor([[s.num_cached] for s in sequences], device=device)
+    num_nodes = tree.tokens_RN.shape[1]
+    positions_RN = cached_R1 + tree.depths_RN
+    columns_W = torch.arange(max(s.num_cached for s in sequences) + num_nodes, device=device)
+    node_RW = (columns_W - cached_R1).clamp(0, num_nodes - 1)
+    in_prefix_RW, in_tree_RW = columns_W < cached_R1, columns_W < cached_R1 + num_nodes
+    above_RNW = ancestors_or_self(tree.parents_RN).gather(2, node_RW[:, None].expand(-1, num_nodes, -1))
+    return Rows(
+        slots_R=torch.tensor([s.slot for s in sequences], device=device),
+        tokens_RN=tree.tokens_RN,
+        positions_RN=positions_RN,
+        columns_RN=cached_R1 + torch.arange(num_nodes, device=device),
+        visible_RNW=in_prefix_RW[:, None] | (in_tree_RW[:, None] & above_RNW),
+        column_positions_RW=torch.where(in_prefix_RW, columns_W, positions_RN.gather(1, node_RW)),
+    )
+
+
+def walk(tree: DraftTree, logits_RNV: Tensor, positions_RN: Tensor, sampler: SamplerState, watch: Watcher | None) -> Verdict:
+    """Descend while a child carries the token that the target chooses at the node; the first miss is the bonus token.
+
+    The target chooses exactly as in plain decoding, node by node, so any tree gives plain decoding's tokens.
+    """
+    R = len(logits_RNV)
+    each_R = torch.arange(R, device=logits_RNV.device)
+    node_R = torch.zeros_like(each_R)
+    path, tokens = [], []
+    while bool((active_R := node_R >= 0).any()):
+        here_R = node_R.clamp(min=0)
+        logits_RV, position_R = logits_RNV[each_R, here_R], positions_RN[each_R, here_R] + 1
+        token_R = choose(logits_RV, sampler, position_R)
+        if watch:
+            watch(logits_RV, sampler, position_R, active_R)
+        record(sampler, token_R, active_R)
+        path.append(node_R)
+        tokens.append(torch.where(active_R, token_R, -1))
+        node_R = child_with(tree, node_R, token_R)
+    path_RD = torch.stack(path, 1)
+    return Verdict(path_RD, torch.stack(tokens, 1), (path_RD >= 0).sum(1))
+
+
+def accepted_of(verdict: Verdict, sequences: list[Sequence], taps_RNLH: Tensor) -> list[Accepted]:
+    counts = verdict.num_emitted_R.tolist()
+    return [
+        Accepted(s.slot, verdict.tokens_RD[r, :n], taps_RNLH[r, verdict.path_RD[r, :n]])
+        for r, (s, n) in enumerate(zip(sequences, counts, strict=True))
+    ]
+
+
+def emit(tree: DraftTree, verdict: Verdict, sequences: list[Sequence]) -> None:
+    """Hand every request its tokens. A draft token's origin is the level of its node; the last one is the bonus."""
+    levels_RD = tree.levels_RN.gather(1, verdict.path_RD.clamp(min=0))
+    rows = zip(verdict.tokens_RD.tolist(), verdict.num_emitted_R.tolist(), levels_RD.tolist(), strict=True)
+    for s, (tokens, n, levels) in zip(sequences, rows, strict=True):
+        s.num_cycles += 1
+        s.num_accepted += n - 1
+        s.num_refined += sum(levels[1:n])
+        origins: list[Origin] = ["refined" if level else "level0" for level in levels[1:n]]
+        for token, origin in zip(tokens[:n], [*origins, "bonus"], strict=True):
+            s.emit(token, origin)  # type: ignore[arg-type]
+
+
+def charge(sequences: list[Sequence], times: tuple[float, ...]) -> None:
+    draft, verify, walked, rest = (b - a for a, b in zip(times, times[1:], strict=False))
+    for s in sequences:
+        s.timing.draft += draft
+        s.timing.verify += verify
+        s.timing.walk += walked
+        s.timing.rest += rest

@@ -1,0 +1,125 @@
+"""Who is in the batch: requests join when a slot is free and leave when they end, between cycles."""
+
+from __future__ import annotations
+
+import secrets
+from collections import deque
+from time import perf_counter
+
+import torch
+
+from secondguess.engine.cycle import Batch, Engine, run_cycle
+from secondguess.engine.sampler_state import join, keep, record, start
+from secondguess.engine.sampling import choose
+from secondguess.engine.sequence import Sequence, TextStream
+from secondguess.engine.speculate import Accepted
+from secondguess.errors import UserError
+from secondguess.types import Request, Rows
+
+
+class Scheduler:
+    """First come, first served over the engine's slots."""
+
+    def __init__(self, engine: Engine, max_len: int, tokenizer=None) -> None:
+        self.engine, self.max_len, self.tokenizer = engine, max_len, tokenizer
+        self.waiting: deque[Sequence] = deque()
+        self.free = list(range(engine.cache.num_slots))
+        self.batch: Batch | None = None
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.waiting or self.batch)
+
+    def add(self, request: Request) -> Sequence:
+        """Queue a request. Raises UserError if its prompt is empty or does not fit."""
+        spec, params = self.engine.target.spec, request.params
+        if not request.prompt_ids:
+            raise UserError("the prompt is empty: give it at least one token")
+        if len(request.prompt_ids) >= self.max_len:
+            raise UserError(f"the prompt has {len(request.prompt_ids)} tokens, the context holds {self.max_len}: shorten it")
+        outside = next((t for t in request.prompt_ids if not 0 <= t < spec.vocab_size), None)
+        if outside is not None:
+            raise UserError(f"prompt token {outside} is outside the target's vocabulary of {spec.vocab_size}")
+        ends = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else spec.eos_token_ids)
+        sequence = Sequence(
+            request=request,
+            seed=secrets.randbits(63) if params.seed is None else params.seed,
+            slot=-1,
+            end_ids=ends,
+            max_len=self.max_len,
+            stream=TextStream(self.tokenizer),
+            token_ids=list(request.prompt_ids),
+        )
+        self.waiting.append(sequence)
+        return sequence
+
+    def step(self) -> list[Sequence]:
+        """Prefill one waiting request if a slot is free, else run a cycle. Returns the requests that moved."""
+        if self.waiting and self.free:
+            moved = [self._admit(self.waiting.popleft())]
+        elif self.batch:
+            moved = self.batch.sequences
+            run_cycle(self.engine, self.batch)
+        else:
+            return []
+        self._retire()
+        return moved
+
+    def abort(self, sequence: Sequence) -> None:
+        """Drop a request, queued or running; its slot is free at once."""
+        if sequence in self.waiting:
+            self.waiting.remove(sequence)
+        sequence.finish_reason = sequence.finish_reason or "abort"
+        self._retire()
+
+    def _admit(self, s: Sequence) -> Sequence:
+        s.slot = self.free.pop()
+        joined = prefill(self.engine, s)
+        if self.batch:
+            sampler = join([self.batch.sampler, joined.sampler])
+            self.batch = Batch([*self.batch.sequences, s], sampler)
+        else:
+            self.batch = joined
+        return s
+
+    def _retire(self) -> None:
+        """Free the slots of finished requests."""
+        if not self.batch or not any(s.finish_reason for s in self.batch.sequences):
+            return
+        stay = [i for i, s in enumerate(self.batch.sequences) if not s.finish_reason]
+        for s in self.batch.sequences:
+            if s.finish_reason:
+                self.engine.speculator.release(s.slot)
+                self.free.append(s.slot)
+        if stay:
+            self.batch = Batch([self.batch.sequences[i] for i in stay], keep(self.batch.sampler, stay))
+        else:
+            self.batch = None
+
+
+def prefill(engine: Engine, s: Sequence) -> Batch:
+    """Run the prompt, emit the first token, and give the speculator the prompt's states."""
+    started = perf_counter()
+    device = engine.target.spec.device
+    prompt_P = torch.tensor(s.token_ids, device=device)
+    index_1P = torch.arange(len(prompt_P), device=device)[None]
+    rows = Rows(
+        slots_R=torch.tensor([s.slot], device=device),
+        tokens_RN=prompt_P[None],
+        positions_RN=index_1P,
+        columns_RN=index_1P,
+        visible_RNW=torch.ones(1, len(prompt_P), len(prompt_P), dtype=torch.bool, device=device).tril(),
+        column_positions_RW=index_1P,
+    )
+    out = engine.target.forward(rows, engine.cache, last_only=True)
+    spec = engine.target.spec
+    sampler = start([s.request], [s.seed], vocab_size=spec.vocab_size, eos_ids=tuple(spec.eos_token_ids), device=device)
+    position_1 = torch.tensor([len(prompt_P)], device=device)
+    first_1 = choose(out.logits_RNV[:, -1], sampler, position_1)
+    if engine.watch:
+        engine.watch(out.logits_RNV[:, -1], sampler, position_1, position_1 > 0)
+    record(sampler, first_1, position_1 > 0)
+    engine.speculator.accept([Accepted(s.slot, torch.cat([prompt_P[1:], first_1]), out.taps_RNLH[0])])
+    s.emit(int(first_1), "prefill")
+    s.timing.prefill = perf_counter() - started
+    return Batch([s], sampler)

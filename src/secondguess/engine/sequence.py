@@ -1,0 +1,123 @@
+"""One request in flight, and when it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+
+from transformers import PreTrainedTokenizerBase
+
+from secondguess.types import FinishReason, Origin, Request
+
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+
+
+class TextStream:
+    """Turns token ids into text piece by piece; holds back bytes of unfinished characters."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase | None) -> None:
+        self.tokenizer = tokenizer
+        self.ids: list[int] = []
+        self.text = ""
+        self._start, self._read = 0, 0  # decode from _start; up to _read it is in the text already
+
+    def push(self, token: int) -> None:
+        self.ids.append(token)
+        if self.tokenizer is None:
+            return
+        # Decoding a few tokens back keeps the spaces that a lone token would lose.
+        before, after = self._decode(self.ids[self._start : self._read]), self._decode(self.ids[self._start :])
+        if not after.endswith(REPLACEMENT):
+            self.text += after[len(before) :]
+            self._start, self._read = self._read, len(self.ids)
+
+    def flush(self) -> None:
+        """The end: what is still unfinished stays as replacement characters."""
+        if self.tokenizer is not None and self._read < len(self.ids):
+            before, after = self._decode(self.ids[self._start : self._read]), self._decode(self.ids[self._start :])
+            self.text += after[len(before) :]
+            self._start = self._read = len(self.ids)
+
+    def _decode(self, ids: Seq[int]) -> str:
+        assert self.tokenizer is not None
+        return self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+
+@dataclass(slots=True)
+class Timing:
+    """Seconds, summed over the cycles of a request."""
+
+    prefill: float = 0.0
+    draft: float = 0.0
+    verify: float = 0.0
+    walk: float = 0.0
+    rest: float = 0.0
+
+
+@dataclass(slots=True)
+class Sequence:
+    """A running request. ``token_ids`` are prompt and emitted tokens; all but the newest are in the target's cache."""
+
+    request: Request
+    seed: int
+    slot: int
+    end_ids: frozenset[int]
+    max_len: int  # prompt and answer together
+    stream: TextStream
+    token_ids: list[int]
+    origins: list[Origin] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    timing: Timing = field(default_factory=Timing)
+    num_cycles: int = 0
+    num_accepted: int = 0
+    num_refined: int = 0
+    streamed_tokens: int = 0
+    streamed_text: int = 0
+
+    @property
+    def num_cached(self) -> int:
+        return len(self.token_ids) - 1
+
+    @property
+    def emitted(self) -> list[int]:
+        return self.token_ids[len(self.request.prompt_ids) :]
+
+    def emit(self, token: int, origin: Origin) -> None:
+        """Take one more token and see whether it is the last. Tokens after the last one are not taken."""
+        if self.finish_reason:
+            return
+        params = self.request.params
+        self.token_ids.append(token)
+        self.origins.append(origin)
+        if token in self.end_ids:
+            self.finish_reason = "stop"
+            return
+        self.stream.push(token)
+        if self._cut_at_stop_string():
+            self.finish_reason = "stop"
+        elif len(self.origins) >= params.max_tokens or len(self.token_ids) >= self.max_len:
+            self.finish_reason = "length"
+
+    def _cut_at_stop_string(self) -> bool:
+        """End the text before the earliest stop string. It may span tokens, so the whole unsent text is searched."""
+        stops, text = self.request.params.stop, self.stream.text
+        if not stops or len(self.origins) < self.request.params.min_tokens:
+            return False
+        found = [at for at in (text.find(stop, self.streamed_text) for stop in stops) if at >= 0]
+        if found:
+            self.stream.text = text[: min(found)]
+        return bool(found)
+
+    def new_text(self) -> str:
+        """Text not handed out yet; while running, the tail that may turn into a stop string is held back."""
+        text, hold = self.stream.text, 0
+        if self.finish_reason is None:
+            hold = max((longest_overlap(text, stop) for stop in self.request.params.stop), default=0)
+        piece = text[self.streamed_text : len(text) - hold]
+        self.streamed_text += len(piece)
+        return piece
+
+
+def longest_overlap(text: str, stop: str) -> int:
+    """Length of the longest proper prefix of ``stop`` that ``text`` ends with."""
+    return next((n for n in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:n])), 0)

@@ -1,0 +1,58 @@
+"""What the engine asks of a speculator, and the one that never speculates."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from secondguess.types import DraftTree
+
+
+@dataclass(frozen=True, slots=True)
+class Roots:
+    """Where the R requests of a cycle stand. Host lists beside tensors, so that nobody waits for the device."""
+
+    slots: tuple[int, ...]
+    tokens: tuple[int, ...]  # newest emitted token of each request, the root of its tree
+    histories: tuple[list[int], ...]  # prompt and emitted tokens, the root included; not to be changed
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """What verification added to a request: its newest tokens, and the target's states that stand before each."""
+
+    slot: int
+    tokens: Tensor  # int64 [E]: accepted draft tokens and the bonus token, or after prefill prompt[1:] + first token
+    taps_ELH: Tensor  # taps of the position before each of these tokens
+
+
+class Speculator(Protocol):
+    """Drafts trees. It may keep a K/V cache of its own, with the engine's slot numbers."""
+
+    def draft(self, roots: Roots) -> DraftTree: ...
+
+    def accept(self, accepted: list[Accepted]) -> None:
+        """Hear what was emitted since the last draft; a slot whose prompt comes anew starts from nothing."""
+        ...
+
+    def release(self, slot: int) -> None:
+        """The request in ``slot`` is gone."""
+        ...
+
+
+class Plain:
+    """No speculation: a tree of roots alone. Plain decoding is the same cycle with this speculator."""
+
+    def draft(self, roots: Roots) -> DraftTree:
+        tokens_R1 = torch.tensor(roots.tokens)[:, None]
+        zeros_R1 = torch.zeros_like(tokens_R1)
+        return DraftTree(tokens_R1, zeros_R1 - 1, zeros_R1, zeros_R1, zeros_R1.float(), zeros_R1 == 0)
+
+    def accept(self, accepted: list[Accepted]) -> None:
+        pass
+
+    def release(self, slot: int) -> None:
+        pass

@@ -1,0 +1,144 @@
+"""The engine as a whole: any speculator, any batch, plain decoding's tokens."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from secondguess.config import TreeConfig
+from secondguess.drafter.speculator import EagleSpeculator
+from secondguess.engine.cycle import Engine
+from secondguess.engine.ngram import Ngram
+from secondguess.engine.scheduler import Scheduler
+from secondguess.engine.sequence import Sequence
+from secondguess.engine.speculate import Plain
+from secondguess.errors import UserError
+from secondguess.testing import tiny_drafter, tiny_target
+from secondguess.types import Request, SamplingParams
+
+COLUMNS = 160
+
+
+def scheduler(target, speculator, num_slots=3) -> Scheduler:
+    return Scheduler(Engine(target, speculator, target.new_cache(num_slots, COLUMNS)), max_len=96)
+
+
+def eagle(target, tree: TreeConfig, seed=0, num_slots=3) -> EagleSpeculator:
+    return EagleSpeculator(tiny_drafter(target, seed), tree, num_slots, COLUMNS)
+
+
+def decode(target, speculator, requests, num_slots=3) -> list[Sequence]:
+    s = scheduler(target, speculator, num_slots)
+    sequences = [s.add(request) for request in requests]
+    while s.busy:
+        s.step()
+    return sequences
+
+
+def random_params(rng: random.Random, temperature: float) -> SamplingParams:
+    return SamplingParams(
+        temperature=temperature,
+        top_k=rng.choice([0, 0, 5]),
+        top_p=rng.choice([1.0, 0.9]),
+        min_p=rng.choice([0.0, 0.05]),
+        repetition_penalty=rng.choice([1.0, 1.2]),
+        presence_penalty=rng.choice([0.0, 0.5]),
+        frequency_penalty=rng.choice([0.0, 0.3]),
+        logit_bias=rng.choice([{}, {3: 1.5, 4: -2.0}]),
+        seed=rng.randrange(2**40),
+        max_tokens=rng.randrange(4, 24),
+        min_tokens=rng.choice([0, 3]),
+        stop_token_ids=rng.choice([(), (5,)]),
+        ignore_eos=rng.choice([False, True]),
+    )
+
+
+def random_requests(rng: random.Random, vocab_size: int, temperature: float, count: int) -> list[Request]:
+    return [
+        Request(tuple(rng.randrange(vocab_size) for _ in range(rng.randrange(1, 20))), random_params(rng, temperature))
+        for _ in range(count)
+    ]
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_speculative_tokens_equal_plain_tokens(seed: int) -> None:
+    rng = random.Random(seed)
+    family = rng.choice(["llama", "qwen2", "qwen3", "gemma3"])
+    dtype = rng.choice([torch.float64, torch.float32])
+    target = tiny_target(family, seed, dtype, vocab_size=rng.choice([12, 40]))
+    tree = TreeConfig(
+        budget=rng.randrange(1, 20),
+        num_steps=rng.randrange(1, 6),
+        grow_width=rng.randrange(1, 5),
+        offer_width=rng.randrange(1, 5),
+        num_reconsider=rng.randrange(4),
+    )
+    for temperature in (0.0, 1.0):
+        requests = random_requests(rng, target.spec.vocab_size, temperature, 3)
+        plain = [decode(target, Plain(), [request])[0] for request in requests]
+        for speculator in (eagle(target, tree, seed), Ngram(tree)):
+            for one, many in zip(plain, decode(target, speculator, requests), strict=True):
+                assert many.emitted == one.emitted
+                assert many.finish_reason == one.finish_reason
+
+
+def test_more_requests_than_slots_and_reuse_of_slots() -> None:
+    target, rng = tiny_target("llama", 1), random.Random(1)
+    requests = random_requests(rng, 64, 1.0, 9)
+    speculator = eagle(target, TreeConfig(budget=12, num_steps=4), num_slots=2)
+    crowd = decode(target, speculator, requests, num_slots=2)
+    assert [s.emitted for s in crowd] == [decode(target, Plain(), [r])[0].emitted for r in requests]
+
+
+def test_some_drafts_are_accepted_and_some_are_refined() -> None:
+    """The equality above would say little if nothing were ever accepted."""
+    target = tiny_target("llama", 3, vocab_size=12)
+    tree = TreeConfig(budget=16, num_steps=4)
+    params = SamplingParams(max_tokens=60, ignore_eos=True)
+    runs = [decode(target, eagle(target, tree, seed), [Request((1, 2, 3), params)])[0] for seed in range(6)]
+    assert sum(s.num_accepted for s in runs) > 60
+    assert sum(s.num_refined for s in runs) > 0
+
+
+def test_aborted_request_frees_its_slot_and_leaves_the_others_alone() -> None:
+    target = tiny_target("llama", 2)
+    params = SamplingParams(max_tokens=30, ignore_eos=True)
+    requests = [Request((1, 2, 3), params), Request((4, 5), params)]
+    s = scheduler(target, eagle(target, TreeConfig(budget=8)), num_slots=2)
+    doomed, other = (s.add(r) for r in requests)
+    for _ in range(4):
+        s.step()
+    s.abort(doomed)
+    assert doomed.finish_reason == "abort"
+    assert len(s.free) == 1
+    while s.busy:
+        s.step()
+    assert other.emitted == decode(target, Plain(), [requests[1]])[0].emitted
+
+
+@pytest.mark.parametrize(("prompt", "match"), [((), "empty"), ((1,) * 96, "context"), ((64,), "vocabulary")])
+def test_prompts_that_cannot_be_decoded_are_refused(prompt, match) -> None:
+    with pytest.raises(UserError, match=match):
+        scheduler(tiny_target("llama"), Plain()).add(Request(prompt, SamplingParams()))
+
+
+def test_the_context_ends_a_text() -> None:
+    target = tiny_target("llama", 4)
+    params = SamplingParams(max_tokens=1000, ignore_eos=True)
+    (s,) = decode(target, eagle(target, TreeConfig(budget=20)), [Request((1,) * 90, params)])
+    assert s.finish_reason == "length"
+    assert len(s.token_ids) == 96
+
+
+def test_times_and_counts_add_up() -> None:
+    target = tiny_target("llama", 3, vocab_size=12)
+    params = SamplingParams(max_tokens=40, ignore_eos=True)
+    (s,) = decode(target, eagle(target, TreeConfig(budget=16, num_steps=4)), [Request((1, 2, 3), params)])
+    assert s.origins[0] == "prefill"
+    assert s.origins.count("refined") <= s.num_refined
+    drafted = [o for o in s.origins if o in ("level0", "refined")]
+    cut = s.num_accepted + s.num_cycles - (len(s.origins) - 1)  # tokens of the last path past the limit
+    assert len(drafted) + s.origins.count("bonus") == len(s.origins) - 1
+    assert 0 <= cut <= 4
