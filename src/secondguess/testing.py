@@ -67,5 +67,5 @@ def tiny_drafter(target: HFTarget, seed: int = 0, reconsideration: bool = True) 
     generator = torch.Generator().manual_seed(seed)
     target_ids = torch.randperm(vocab_size, generator=generator)[: vocab_size // 2].sort().values
     drafter = Drafter(drafter_config(target.model, len(target_ids), reconsideration), target.embedding, target_ids)
-    initialise(drafter, head_rows(target.model, target_ids), final_norm_gain(target.model), seed)
+    initialise(drafter, head_rows(target.head_weight, target_ids), final_norm_gain(target.model), seed)
     return drafter.to(target.spec.dtype).eval().requires_grad_(False)

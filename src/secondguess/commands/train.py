@@ -11,7 +11,7 @@ from rich.console import Console
 if TYPE_CHECKING:
     from secondguess.target.hf import HFTarget
     from secondguess.train.config import TrainConfig
-    from secondguess.train.trainer import Trainer
+    from secondguess.train.trainer import Trainer, use_bfloat16
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,9 +39,10 @@ def prepare(config: TrainConfig, console: Console) -> Trainer:
     """Load the target, capture its states where they are missing, and set the run up (or pick it up again)."""
     from secondguess.target.load import load_target
     from secondguess.train.data import read_responses
-    from secondguess.train.trainer import Trainer
+    from secondguess.train.trainer import Trainer, use_bfloat16
 
-    target = load_target(config.target)
+    # Captured in the precision that is trained in: half the time of float32 where bfloat16 is native.
+    target = load_target(config.target, "bfloat16" if use_bfloat16(config.precision) else "float32")
     responses = read_responses(Path(config.responses), target.spec.vocab_size)
     store = capture_states(target, [r.input_ids for r in responses], Path(config.captures), console)
     return Trainer(config, target, responses, store)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -41,7 +40,6 @@ def final_norm_gain(model: PreTrainedModel) -> Tensor:
     return weight + 1 if model.config.model_type.startswith("gemma") else weight
 
 
-def head_rows(model: PreTrainedModel, target_ids: Tensor) -> Tensor:
+def head_rows(head_weight: Tensor, target_ids: Tensor) -> Tensor:
     """[V, H] float32 rows of the target's output head for the draft vocabulary."""
-    with torch.no_grad():
-        return model.get_output_embeddings().weight[target_ids].detach().float().clone()
+    return head_weight[target_ids].detach().float()

@@ -11,12 +11,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from secondguess.engine.slots import SlotCache
 from secondguess.errors import UserError
 from secondguess.target import attention
 from secondguess.target.base import TargetSpec, default_tap_layers
+from secondguess.target.fingerprint import weights_fingerprint
 from secondguess.target.linear import can_pack, pack_linears
 from secondguess.types import Rows, TargetOut
 
@@ -25,35 +26,40 @@ MIN_ROWS = 4
 FAMILIES = ("llama", "qwen2", "qwen3", "gemma3_text", "smollm3")
 
 
+def check_family(config: PreTrainedConfig) -> None:
+    if config.model_type not in FAMILIES:
+        raise UserError(f"model type {config.model_type!r} is not supported; supported are {', '.join(FAMILIES)}")
+
+
 class HFTarget:
     """Takes the model over: our attention, packed linear layers on the CPU, hooks on the tapped layers.
 
     Raises UserError for a model type outside ``FAMILIES`` (SmolLM and SmolLM2 are ``llama``).
     """
 
-    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None) -> None:
-        if model.config.model_type not in FAMILIES:
-            known = ", ".join(FAMILIES)
-            raise UserError(f"model type {model.config.model_type!r} is not supported; supported are {known}")
-        self.model: Any = model.eval().requires_grad_(False)
+    def __init__(self, model: Any, tokenizer: PreTrainedTokenizerBase | None = None) -> None:
+        """``model``: a transformers ``...ForCausalLM``."""
+        check_family(model.config)
+        self.model = model.eval().requires_grad_(False)
         self.tokenizer = tokenizer
-        self.spec = _spec(self.model)
-        self.embedding: Tensor = self.model.get_input_embeddings().weight
-        self.head_weight: Tensor = self.model.get_output_embeddings().weight
+        self.fingerprint = weights_fingerprint(model)  # before packing takes the weights apart
+        self.spec = _spec(model)
+        self.embedding: Tensor = model.get_input_embeddings().weight
+        self.head_weight: Tensor = model.get_output_embeddings().weight
         self._softcap: float | None = getattr(model.config, "final_logit_softcapping", None)
         self._taps: dict[int, Tensor] = {}
         if can_pack(model):
             pack_linears(model)
         model.set_attn_implementation(attention.NAME)
         for layer in self.spec.tap_layers:
-            self.model.base_model.layers[layer].register_forward_pre_hook(self._tap(layer))
+            model.base_model.layers[layer].register_forward_pre_hook(self._tap(layer))
 
     def new_cache(self, num_slots: int, num_columns: int) -> SlotCache:
         """``num_columns``: the longest text plus the rows of one pass."""
         spec = self.spec
         return SlotCache(num_slots, num_columns, spec.layer_shapes, spec.dtype, spec.device)
 
-    @torch.inference_mode()
+    @torch.no_grad()  # not inference_mode: a trainer may use the result
     def forward(self, rows: Rows, cache: SlotCache, last_only: bool = False) -> TargetOut:
         """See ``Target.forward``."""
         n = rows.tokens_RN.shape[1]

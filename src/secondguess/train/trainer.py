@@ -35,7 +35,7 @@ def new_drafter(target: HFTarget, config: TrainConfig, target_ids: torch.Tensor)
     """A drafter for ``target`` at its start point."""
     shape = drafter_config(target.model, config.draft_vocab_size, config.method == "pr")
     drafter = Drafter(shape, target.embedding.detach().float(), target_ids)
-    initialise(drafter, head_rows(target.model, target_ids), final_norm_gain(target.model), config.seed)
+    initialise(drafter, head_rows(target.head_weight, target_ids), final_norm_gain(target.model), config.seed)
     return drafter
 
 
@@ -77,7 +77,7 @@ class Trainer:
         self.coverage = coverage(counts, target_ids)
         self.drafter = new_drafter(target, config, target_ids)
         draft_of = target_to_draft(target_ids, target.spec.vocab_size)
-        self.feed = Feed(responses, store, head_rows(target.model, target_ids), draft_of)
+        self.feed = Feed(responses, store, head_rows(target.head_weight, target_ids), draft_of)
         self.optimizer = torch.optim.AdamW(
             self.drafter.parameters(), lr=config.lr, betas=(0.9, 0.95), weight_decay=config.weight_decay, fused=True
         )
