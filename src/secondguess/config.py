@@ -2,28 +2,36 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
+
+from secondguess.errors import UserError
+
+
+def option(default: Any, help: str) -> Any:
+    """A dataclass field with a default and the help that its command-line flag shows."""
+    return field(default=default, metadata={"help": help})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TreeConfig:
     """Shape of the draft tree. Defaults are the paper's (arXiv 2611.05724, Section "Defaults").
 
-    Raises ValueError when a field is out of range.
+    Raises UserError when a field is out of range.
     """
 
-    budget: int = 48  # B: draft nodes verified per cycle, the root not counted
-    num_steps: int = 8  # gamma: drafter forwards per cycle, the extend pass included
-    grow_width: int = 6  # B_w: nodes forwarded at level 0 per draft step
-    offer_width: int = 6  # k: children offered by one feature
-    num_reconsider: int = 3  # m: nodes reconsidered per draft step; 0 is EAGLE-3.1
+    budget: int = option(48, "draft tokens verified per cycle (the paper's B)")
+    num_steps: int = option(8, "drafter forwards per cycle (gamma)")
+    grow_width: int = option(6, "nodes forwarded per draft step (B_w)")
+    offer_width: int = option(6, "children offered by one forwarded node (k)")
+    num_reconsider: int = option(3, "nodes that get a second look per draft step (m); 0 is EAGLE-3.1")
 
     def __post_init__(self) -> None:
         for name in ("budget", "num_steps", "grow_width", "offer_width"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+                raise UserError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.num_reconsider < 0:
-            raise ValueError(f"num_reconsider must be at least 0, got {self.num_reconsider}")
+            raise UserError(f"num_reconsider must be at least 0, got {self.num_reconsider}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,9 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from torch import Tensor
+from secondguess.config import option
+from secondguess.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor  # not at run time: the command line reads SamplingParams before torch is needed
 
 FinishReason = Literal["stop", "length", "abort"]
 
@@ -21,28 +25,28 @@ class SamplingParams:
     """How tokens are chosen. Names and meanings are vLLM's; greedy is the default.
 
     Order: penalties, logit bias, temperature, min-p, top-k, top-p. A request without a seed draws one and reports it.
-    Raises ValueError when a field is out of range.
+    Raises UserError when a field is out of range.
     """
 
-    temperature: float = 0.0
-    top_k: int = 0  # 0 keeps all
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
+    temperature: float = option(0.0, "0 takes the most probable token, 1 samples the model's own distribution")
+    top_k: int = option(0, "sample among the k most probable tokens; 0 keeps all")
+    top_p: float = option(1.0, "sample among the most probable tokens that together have this probability")
+    min_p: float = option(0.0, "drop tokens less probable than this share of the most probable one")
+    repetition_penalty: float = option(1.0, "divides the scores of tokens seen in prompt or answer; 1 is off")
+    presence_penalty: float = option(0.0, "taken off the score of a token that the answer holds")
+    frequency_penalty: float = option(0.0, "taken off the score of a token each time that the answer holds it")
     logit_bias: Mapping[int, float] = field(default_factory=dict)
-    seed: int | None = None
-    max_tokens: int = 128
-    min_tokens: int = 0
-    stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
-    ignore_eos: bool = False
+    seed: int | None = option(None, "same seed, same text; drawn and reported if not given")
+    max_tokens: int = option(128, "new tokens at most")
+    min_tokens: int = option(0, "new tokens at least: no end before that")
+    stop: tuple[str, ...] = option((), "end the text before any of these strings")
+    stop_token_ids: tuple[int, ...] = option((), "end the text at any of these tokens")
+    ignore_eos: bool = option(False, "go on after the model's end token")
 
     def __post_init__(self) -> None:
         def require(ok: bool, message: str) -> None:
             if not ok:
-                raise ValueError(message)
+                raise UserError(message)
 
         t = self.temperature
         require(math.isfinite(t) and t >= 0, f"temperature must be 0 or more, got {t}")
@@ -136,6 +140,11 @@ class Stats:
     def acceptance_length(self) -> float:
         """tau: decode tokens emitted / cycles, tokens cut off by a stop or the limit included."""
         return (self.num_accepted + self.num_cycles) / max(self.num_cycles, 1)
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Decode tokens per second of decoding; 0 when prefill emitted all there is."""
+        return self.num_tokens / self.decode_s if self.num_tokens else 0.0
 
 
 Origin = Literal["prefill", "level0", "refined", "bonus"]
