@@ -1,0 +1,1 @@
+"""Acceptance length and speed of decoding methods on benchmark tasks, timed live."""

@@ -1,0 +1,110 @@
+"""Task files: names, paths, subsets, and one clear line for what is broken."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from secondguess.bench.tasks import DATA_VARIABLE, TaskPrompt, evenly_spaced, load_tasks
+from secondguess.errors import UserError
+
+
+def row(id: str, *turns: str, benchmark: str = "own") -> str:
+    return json.dumps({"id": id, "benchmark": benchmark, "turns": turns, "reference": None}, ensure_ascii=False)
+
+
+def write(path: Path, *lines: str) -> Path:
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def test_a_path_is_a_task_named_by_its_stem_and_only_first_turns_are_used(tmp_path: Path) -> None:
+    path = write(tmp_path / "mine.jsonl", row("a", "Hello?", "And then?"), "", row("b", "line\N{LINE SEPARATOR}two"))
+    assert load_tasks([str(path)]) == [
+        TaskPrompt("mine", "a", "Hello?"),
+        TaskPrompt("mine", "b", "line\N{LINE SEPARATOR}two"),
+    ]
+
+
+def test_names_resolve_to_the_data_folder_and_the_flag_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for folder in ("env", "flag"):
+        (tmp_path / folder).mkdir()
+        write(tmp_path / folder / "gsm8k_test.jsonl", row(folder, "How many?"))
+    monkeypatch.setenv(DATA_VARIABLE, str(tmp_path / "env"))
+    assert load_tasks(["gsm8k"]) == [TaskPrompt("gsm8k", "env", "How many?")]
+    assert load_tasks(["gsm8k"], tmp_path / "flag") == [TaskPrompt("gsm8k", "flag", "How many?")]
+
+
+def test_a_name_without_data_says_both_ways_to_give_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(DATA_VARIABLE, raising=False)
+    for folder in (None, tmp_path):
+        with pytest.raises(UserError, match=r"--data-dir or SECONDGUESS_DATA at a folder with mt_bench\.jsonl"):
+            load_tasks(["mt_bench"], folder)
+
+
+def test_an_unknown_name_is_answered_with_the_nearest(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"no task 'gsm8'.*did you mean gsm8k"):
+        load_tasks(["gsm8"], tmp_path)
+
+
+def test_humaneval_is_wrapped_for_chat(tmp_path: Path) -> None:
+    path = write(tmp_path / "h.jsonl", row("0", 'def f(d={}):\n    """Say {hi}."""\n', benchmark="humaneval"))
+    (prompt,) = load_tasks([str(path)])
+    assert prompt.text.endswith('\n\n```python\ndef f(d={}):\n    """Say {hi}."""\n```')
+    assert "Python function" in prompt.text
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("{oops", "Expecting property name"),
+        ("[1]", "a row must be an object"),
+        ('{"turns": ["x"]}', '"id" must be text'),
+        ('{"id": "a"}', '"turns" must be a list'),
+        ('{"id": "a", "turns": []}', '"turns" must be a list'),
+        ('{"id": "a", "turns": [" "]}', '"turns" must be a list'),
+        ('{"id": "a", "turns": "x"}', '"turns" must be a list'),
+        ('{"id": "first", "turns": ["x"]}', "id 'first' was used by an earlier row"),
+    ],
+)
+def test_a_broken_row_is_named_by_file_and_line(line: str, said: str, tmp_path: Path) -> None:
+    path = write(tmp_path / "t.jsonl", row("first", "x"), line)
+    with pytest.raises(UserError) as error:
+        load_tasks([str(path)])
+    assert str(error.value).startswith(f"{path}:2: ")
+    assert said in str(error.value)
+
+
+def test_random_bytes_and_an_empty_file_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "bytes.jsonl").write_bytes(b'{"id": "\xff\xfe"}')
+    with pytest.raises(UserError, match=r"bytes\.jsonl:1: "):
+        load_tasks([str(tmp_path / "bytes.jsonl")])
+    with pytest.raises(UserError, match="no prompts"):
+        load_tasks([str(write(tmp_path / "empty.jsonl"))])
+
+
+def test_two_tasks_of_one_name_are_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.jsonl", row("a", "x"))
+    with pytest.raises(UserError, match="two tasks are called 't'"):
+        load_tasks([str(path), str(path)])
+
+
+def test_the_subset_is_evenly_spaced() -> None:
+    prompts = [TaskPrompt("t", str(i), "x") for i in range(10)]
+    assert [p.id for p in evenly_spaced(prompts, 4)] == ["0", "2", "5", "7"]
+    assert evenly_spaced(prompts, None) == evenly_spaced(prompts, 10) == evenly_spaced(prompts, 99) == prompts
+
+
+@given(st.integers(1, 60), st.integers(1, 60))
+def test_a_subset_has_the_wanted_size_in_order_and_no_row_twice(count: int, limit: int) -> None:
+    prompts = [TaskPrompt("t", str(i), "x") for i in range(count)]
+    chosen = [int(p.id) for p in evenly_spaced(prompts, limit)]
+    assert len(chosen) == min(count, limit)
+    assert chosen == sorted(set(chosen))
+    gaps = {b - a for a, b in pairwise(chosen)}
+    assert not gaps or max(gaps) - min(gaps) <= 1
