@@ -1,0 +1,83 @@
+"""Methods side by side: one target, one LLM per method, answers that stream."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from io import TextIOWrapper
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.rule import Rule
+from rich.text import Text
+
+from secondguess.commands.show_table import Run, name_of
+from secondguess.commands.show_text import Painter, Writer, legend
+from secondguess.config import TreeConfig
+from secondguess.errors import UserError
+from secondguess.llm import LLM
+from secondguess.target.hf import HFTarget
+from secondguess.target.load import load_target
+from secondguess.types import SamplingParams
+
+
+def stdout_console() -> Console:
+    """Standard output, where a character that the terminal's encoding lacks becomes a question mark."""
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+    return Console(highlight=False)
+
+
+def load(name: str, dtype: str = "float32") -> HFTarget:
+    """Load a target; what takes long is said on standard error."""
+    console = Console(stderr=True, highlight=False)
+    with console.status(f"loading {name}"):
+        return load_target(name, dtype, say=lambda message: console.print(message, markup=False))
+
+
+def make_llms(
+    target: HFTarget, methods: Sequence[str], tree: TreeConfig, max_len: int, drafter: Path | str | None = None
+) -> dict[str, LLM]:
+    """One LLM per method over one target, each for one request of ``max_len`` tokens at a time, and warmed up."""
+    max_len = min(max(max_len, 2), target.spec.context_len)
+    llms = {
+        method: LLM(target, drafter, method=method, tree=tree, max_batch_size=1, max_model_len=max_len)
+        for method in methods
+    }
+    for llm in llms.values():  # so that the first method is not charged for what torch does once
+        llm.generate([0], SamplingParams(max_tokens=8, ignore_eos=True))
+    return llms
+
+
+def prompt_ids(target: HFTarget, prompt: str, raw: bool = False) -> list[int]:
+    """The prompt as a user's message in the chat template, or as plain text if ``raw`` or without a template.
+
+    Raises UserError if it leaves no room for an answer.
+    """
+    tokenizer: Any = target.tokenizer
+    if raw or not tokenizer.chat_template:
+        ids = tokenizer.encode(prompt)
+    else:
+        message = {"role": "user", "content": prompt}
+        text = tokenizer.apply_chat_template([message], tokenize=False, add_generation_prompt=True)
+        ids = tokenizer.encode(text, add_special_tokens=False)
+    if len(ids) >= target.spec.context_len:
+        raise UserError(f"a prompt has {len(ids)} tokens, the context holds {target.spec.context_len}: shorten it")
+    return ids
+
+
+def stream(console: Console, llm: LLM, prompt: str, ids: list[int], params: SamplingParams) -> Run:
+    """Decode, printing the answer as it comes under the method's name."""
+    method = llm.method.typed
+    llm.engine.last = None
+    painter, writer = Painter(llm.target.tokenizer), Writer(console)
+    console.print(Rule(name_of(method), align="left", style="dim"))
+    output = None
+    for delta in llm.stream(ids, params):
+        writer.write(painter.paint(delta))
+        output = delta.output
+    assert output is not None, "the last delta brings the output"
+    speed = Text(f"{output.stats.tokens_per_second:.1f} tokens/s   ", "bold")
+    console.print("\n", speed + legend(output.origins), "\n", sep="")
+    return Run(method, prompt, output, llm.engine.last)

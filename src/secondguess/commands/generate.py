@@ -1,0 +1,103 @@
+"""``secondguess generate``: continue prompts with one or more decoding methods."""
+
+from __future__ import annotations
+
+import argparse
+import secrets
+import sys
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any
+
+from secondguess.commands.options import add_dataclass, from_args
+from secondguess.commands.record import add_json, make_record, write_json
+from secondguess.config import TreeConfig
+from secondguess.errors import UserError
+from secondguess.methods import METHODS, parse_method, split_methods
+from secondguess.types import SamplingParams
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from secondguess.commands.show_table import Run
+    from secondguess.llm import LLM
+
+WITH_DRAFTER = ("eagle3.1", "pr")
+NOT_FLAGS = {"max_tokens", "logit_bias"}  # the one has another name, the other no form on a command line
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("target", metavar="TARGET", help="folder, hub id, .gguf file, or smollm2-135m")
+    parser.add_argument("prompts", metavar="PROMPT", nargs="+", help="text to answer; - reads it from standard input")
+    parser.add_argument("--method", default="pr", help=f"comma-separated: {', '.join(METHODS)} (default: pr)")
+    parser.add_argument("--drafter", help="folder, or name of one that ships (default: the one named like the method)")
+    parser.add_argument("--dtype", default="float32", help="float32, float64, bfloat16 or float16 (default: float32)")
+    parser.add_argument("--raw", action="store_true", help="continue the prompt as it is, without the chat template")
+    parser.add_argument("--show-tree", action="store_true", help="draw the last draft tree of each answer")
+    add_json(parser)
+    add_dataclass(parser, TreeConfig)
+    names = ("--max-new-tokens", "--max-tokens")
+    parser.add_argument(*names, type=int, default=128, metavar="INT", help="new tokens at most (default: 128)")
+    add_dataclass(parser, SamplingParams, {field.name for field in fields(SamplingParams)} - NOT_FLAGS)
+
+
+def run(args: argparse.Namespace) -> int:
+    tree, params = from_args(TreeConfig, args), from_args(SamplingParams, args, max_tokens=args.max_new_tokens)
+    methods = [parse_method(text, tree) for text in split_methods(args.method)]
+    if not any(method.name in WITH_DRAFTER for method in methods):
+        for flag in ("drafter", "show_tree"):
+            if getattr(args, flag):
+                raise UserError(f"--{flag.replace('_', '-')} needs one of the methods {', '.join(WITH_DRAFTER)}")
+    prompts = [read_prompt(text) for text in args.prompts]
+    runs = generate(args, [method.typed for method in methods], prompts, tree, params)
+    if args.json:
+        from secondguess.commands.show_table import result
+
+        write_json(args.json, make_record(), "results", [result(run) for run in runs])
+    return 0
+
+
+def read_prompt(text: str) -> str:
+    """The prompt as given, or standard input without its last line end."""
+    prompt = sys.stdin.read().removesuffix("\n") if text == "-" else text
+    if not prompt:
+        raise UserError("a prompt is empty: give it some text")
+    return prompt
+
+
+def generate(
+    args: argparse.Namespace, methods: list[str], prompts: list[str], tree: TreeConfig, params: SamplingParams
+) -> list[Run]:
+    from secondguess.commands.compare import load, make_llms, prompt_ids, stdout_console
+
+    target = load(args.target, args.dtype)
+    ids = [prompt_ids(target, prompt, args.raw) for prompt in prompts]
+    llms = make_llms(target, methods, tree, max(map(len, ids)) + params.max_tokens, args.drafter)
+    console, runs = stdout_console(), []
+    for prompt, tokens in zip(prompts, ids, strict=True):
+        if len(prompts) > 1:
+            console.print(f"\n{prompt}", style="bold", markup=False)
+        # Drawn here, so that all methods draw the same noise.
+        seed = secrets.randbits(32) if params.seed is None else params.seed
+        runs += answer(console, llms, prompt, tokens, replace(params, seed=seed), args.show_tree)
+    return runs
+
+
+def answer(
+    console: Console, llms: dict[str, LLM], prompt: str, ids: list[int], params: SamplingParams, show_tree: bool
+) -> list[Run]:
+    """One prompt by every method, and the table that compares them."""
+    from secondguess.commands.compare import stream
+    from secondguess.commands.show_table import table
+    from secondguess.commands.show_tree import draw_tree
+
+    runs = []
+    for llm in llms.values():
+        run = stream(console, llm, prompt, ids, params)
+        if show_tree and run.trace and llm.method.name in WITH_DRAFTER:
+            tokenizer: Any = llm.target.tokenizer
+            console.print(draw_tree(run.trace, tokenizer.decode))
+        runs.append(run)
+    console.print(table({run.method: [run] for run in runs}))
+    if params.temperature:
+        console.print(f"seed {params.seed}")
+    return runs
