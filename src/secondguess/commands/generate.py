@@ -88,14 +88,14 @@ def answer(
     """One prompt by every method, and the table that compares them."""
     from secondguess.commands.compare import stream
     from secondguess.commands.show_table import table
-    from secondguess.commands.show_tree import draw_tree
+    from secondguess.commands.show_tree import KEY, draw_tree
 
     runs = []
     for llm in llms.values():
         run = stream(console, llm, prompt, ids, params)
         if show_tree and run.trace and llm.method.name in WITH_DRAFTER:
             tokenizer: Any = llm.target.tokenizer
-            console.print(draw_tree(run.trace, tokenizer.decode))
+            console.print(KEY, draw_tree(run.trace, tokenizer.decode), "", sep="\n")
         runs.append(run)
     console.print(table({run.method: [run] for run in runs}))
     if params.temperature:

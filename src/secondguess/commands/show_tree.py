@@ -11,6 +11,8 @@ from rich.tree import Tree
 from secondguess.commands.show_text import STYLES
 from secondguess.engine.cycle import CycleTrace
 
+KEY = "last draft tree: the drafter's probability after the parent, 0 for level 0, R for refined"
+
 
 def draw_tree(trace: CycleTrace, decode: Callable[[int], str]) -> Tree:
     """What a batch of one drafted last, likelier siblings first, its accepted path marked and the bonus token added.
@@ -22,11 +24,7 @@ def draw_tree(trace: CycleTrace, decode: Callable[[int], str]) -> Tree:
     scores, levels = tree.scores_RN[0].tolist(), tree.levels_RN[0].tolist()
     num_emitted = int(verdict.num_emitted_R[0])
     path = verdict.path_RD[0, :num_emitted].tolist()
-    root = Tree(
-        Text.assemble(
-            (repr(decode(tokens[0])), "bold"), " newest token; below, the drafter's guesses: %, 0 level 0, R refined"
-        )
-    )
+    root = Tree(Text.assemble((repr(decode(tokens[0])), "bold"), " newest token"))
     drawn = {0: root}
     for node in sorted(range(1, int(tree.valid_RN[0].sum())), key=lambda n: (depths[n], -scores[n])):
         parent = parents[node]

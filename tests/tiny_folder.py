@@ -1,0 +1,34 @@
+"""A tiny target on disk, with a tokenizer: what a command is given."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from secondguess.drafter.checkpoint import save_drafter
+from secondguess.testing import tiny_drafter, tiny_target
+
+END = "<end>"
+CHAT = "{% for message in messages %}{{ message['content'] }}\n{% endfor %}"
+
+
+def byte_tokenizer(chat_template: str | None = None) -> PreTrainedTokenizerFast:
+    """Token 0 ends a text, tokens 1 to 256 are the bytes."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {END: 0} | {character: i for i, character in enumerate(alphabet, 1)}
+    tokenizer = Tokenizer(models.BPE(vocabulary, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END, chat_template=chat_template)
+
+
+def save_tiny(folder: Path, seed: int = 0) -> Path:
+    """Write ``folder/target`` (bytes as tokens, a context of 1024) and its drafters ``folder/{eagle3.1,pr}``."""
+    target = tiny_target("llama", seed, vocab_size=257)
+    target.model.save_pretrained(folder / "target")
+    byte_tokenizer(CHAT).save_pretrained(folder / "target")
+    for name in ("eagle3.1", "pr"):
+        save_drafter(tiny_drafter(target, seed, name == "pr"), folder / name, {"target": "tiny"})
+    return folder
