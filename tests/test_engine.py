@@ -48,7 +48,7 @@ def random_params(rng: random.Random, temperature: float) -> SamplingParams:
         frequency_penalty=rng.choice([0.0, 0.3]),
         logit_bias=rng.choice([{}, {3: 1.5, 4: -2.0}]),
         seed=rng.randrange(2**40),
-        max_tokens=rng.randrange(4, 24),
+        max_tokens=rng.randrange(4, 14),
         min_tokens=rng.choice([0, 3]),
         stop_token_ids=rng.choice([(), (5,)]),
         ignore_eos=rng.choice([False, True]),

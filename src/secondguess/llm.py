@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence as Seq
+from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Sequence as Seq
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,9 +26,10 @@ Prompt = str | Seq[int]  # text, or token ids
 class LLM:
     """A target with a way to speculate.
 
-    ``target``: a local folder, a hub id, a ``.gguf`` file, an alias, or a target that is loaded already (several LLMs may
-    share it). ``method``: ``ar``, ``ngram``, ``eagle3.1`` or ``pr``, with settings if wanted (``pr:m=0``). ``drafter``: a
-    folder or the name of one that ships; by default the one named like the method. Output never depends on method.
+    ``target``: a local folder, a hub id, a ``.gguf`` file, an alias, or a target that is loaded already (several LLMs
+    may share it). ``method``: ``ar``, ``ngram``, ``eagle3.1`` or ``pr``, with settings if wanted (``pr:m=0``).
+    ``drafter``: a folder or the name of one that ships; by default the one named like the method. Output never depends
+    on the method.
 
     Raises UserError when something is unknown or does not fit together.
     """

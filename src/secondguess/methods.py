@@ -1,4 +1,4 @@
-"""Decoding methods by name: ``ar``, ``ngram``, ``eagle3.1``, ``pr``, each with optional settings (``pr:m=0,budget=24``)."""
+"""Decoding methods by name: ``ar``, ``ngram``, ``eagle3.1``, ``pr``, with settings if wanted (``pr:m=0,budget=24``)."""
 
 from __future__ import annotations
 
@@ -78,5 +78,7 @@ def make_speculator(
     folder = find_drafter(drafter or method.name, target.embedding)
     loaded = load_drafter(folder, target.embedding, target.spec.num_layers)
     if method.tree.num_reconsider and not loaded.config.reconsideration:
-        raise UserError(f"drafter {folder} has no self-query, so it cannot reconsider: use method eagle3.1 or a pr drafter")
+        raise UserError(
+            f"drafter {folder} has no self-query, so it cannot reconsider: use eagle3.1 or a pr drafter"
+        )
     return EagleSpeculator(loaded, method.tree, num_slots, num_columns)

@@ -53,9 +53,7 @@ class StateStore:
         self.folder = folder
         self.lengths = list(lengths)
         self.shards = plan_shards(lengths)
-        self._where = {
-            i: (n, sum(lengths[shard.start : i])) for n, shard in enumerate(self.shards) for i in shard
-        }
+        self._where = {i: (n, sum(lengths[shard.start : i])) for n, shard in enumerate(self.shards) for i in shard}
 
     def path(self, shard: int) -> Path:
         return self.folder / f"states-{shard:05d}.safetensors"

@@ -11,7 +11,7 @@ from rich.console import Console
 if TYPE_CHECKING:
     from secondguess.target.hf import HFTarget
     from secondguess.train.config import TrainConfig
-    from secondguess.train.trainer import Trainer, use_bfloat16
+    from secondguess.train.trainer import Trainer
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -62,8 +62,8 @@ def describe(trainer: Trainer) -> str:
     size = sum(p.numel() for p in trainer.drafter.parameters())
     start = f", continuing at step {trainer.step}" if trainer.step else ""
     return (
-        f"{c.method} drafter for {c.target}: {size / 1e6:.1f}M parameters, {len(trainer.training)} responses for training, "
-        f"{len(trainer.held_out)} held out, {trainer.num_steps} steps{start}\n"
+        f"{c.method} drafter for {c.target}: {size / 1e6:.1f}M parameters, {trainer.num_steps} steps{start}\n"
+        f"{len(trainer.training)} responses for training, {len(trainer.held_out)} held out\n"
         f"draft vocabulary {c.draft_vocab_size}: {trainer.coverage:.2%} of answer tokens; "
         f"{'bfloat16' if trainer.bfloat16 else 'float32'} products; run folder {c.out}"
     )

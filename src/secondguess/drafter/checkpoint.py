@@ -1,4 +1,4 @@
-"""Drafter checkpoints: the flat EAGLE-3 format, plus the self-query in a sub-folder that other engines do not look into.
+"""Drafter checkpoints: the flat EAGLE-3 format, plus the self-query in a sub-folder that other engines ignore.
 
     config.json            LlamaForCausalLMEagle3 with fc_norm and norm_output (EAGLE-3.1), and a "secondguess" block
     model.safetensors      fc, fc_norm.*, midlayer.*, norm, lm_head, d2t, t2d; no embedding, it is the target's
@@ -39,7 +39,9 @@ def save_drafter(drafter: Drafter, folder: Path, notes: dict[str, Any], dtype: t
     state = {name: p.detach().to("cpu", dtype).contiguous() for name, p in drafter.named_parameters()}
     query = state.pop("self_query", None)
     state["d2t"] = to_offsets(drafter.target_ids.cpu())
-    state["t2d"] = torch.zeros(drafter.config.vocab_size, dtype=torch.bool).index_fill(0, drafter.target_ids.cpu(), True)
+    state["t2d"] = torch.zeros(drafter.config.vocab_size, dtype=torch.bool).index_fill(
+        0, drafter.target_ids.cpu(), True
+    )
     write_tensors(state, folder / "model.safetensors")
     if query is not None:
         (folder / QUERY).parent.mkdir(exist_ok=True)
@@ -112,7 +114,9 @@ def read_config(folder: Path) -> dict[str, Any]:
     except ValueError:
         raise UserError(f"{path} is not JSON: the drafter is damaged") from None
     if config.get("architectures") != [ARCHITECTURE] or "secondguess" not in config:
-        raise UserError(f"{folder} is not a secondguess drafter: its config.json has no {ARCHITECTURE} / secondguess block")
+        raise UserError(
+            f"{folder} is not a secondguess drafter: its config.json has no {ARCHITECTURE} / secondguess block"
+        )
     for flag, value in FLAGS.items():
         if config.get(flag) is not value:
             raise UserError(f"{path}: {flag} must be {str(value).lower()} for EAGLE-3.1, got {config.get(flag)!r}")

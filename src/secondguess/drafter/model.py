@@ -83,7 +83,7 @@ class Drafter(nn.Module):
         return F.embedding(tokens, self.embedding)
 
     def project(self, e: Tensor, g: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Rotated q [..., A, D], rotated k and v [..., G, D] of rows with embedding e (or the self-query) and feature g.
+        """Rotated q [..., A, D], rotated k and v [..., G, D] of rows of embedding e (or the self-query) and feature g.
 
         ``positions`` [...] are the features' indices (the pair of feature p and token p + 1 sits at p).
         """
@@ -97,7 +97,7 @@ class Drafter(nn.Module):
         return rotate(q, cos, sin), rotate(k, cos, sin), v
 
     def finish(self, g: Tensor, attended: Tensor) -> Tensor:
-        """The block after attention: g [..., H] (raw residual) and attended [..., A, D] -> post-norm feature [..., H]."""
+        """The block after attention: raw residual g [..., H], attended [..., A, D] -> post-norm feature [..., H]."""
         y = g + self.midlayer.self_attn.o_proj(attended.flatten(-2))
         return self.norm(y + self.midlayer.mlp(self.midlayer.post_attention_layernorm(y)))
 

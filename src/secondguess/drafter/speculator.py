@@ -1,7 +1,7 @@
 """EAGLE-3.1 / PR drafting on a slot K/V cache: extend over what was accepted, then grow a tree.
 
-The drafter's column p of a slot holds the pair (feature p, token p + 1) at position p. The newest pair is the root's row;
-during a round, row y lies ``y`` columns after it, and is forgotten when the round ends.
+The drafter's column p of a slot holds the pair (feature p, token p + 1) at position p. The newest pair is the root's
+row; during a round, row y lies ``y`` columns after it, and is forgotten when the round ends.
 
 R requests, E new pairs, X rows of a forward, Y rows of the round, W columns, K offers, V draft vocabulary, H hidden.
 """

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
+from secondguess.errors import UserError
+
 
 def count_tokens(answers: Iterable[Sequence[int]], vocab_size: int) -> Tensor:
     """Occurrences [vocab_size] (int64) of each token in answer tokens only (what the loss is on)."""
@@ -19,7 +21,7 @@ def count_tokens(answers: Iterable[Sequence[int]], vocab_size: int) -> Tensor:
 def choose_vocab(counts: Tensor, size: int) -> Tensor:
     """The ``size`` most frequent target ids, ascending; ties and unseen tokens go to the lower id."""
     if size > counts.numel():
-        raise ValueError(f"draft vocabulary of {size} is larger than the target's {counts.numel()}: lower draft_vocab_size")
+        raise UserError(f"draft_vocab_size {size} is larger than the target's vocabulary of {counts.numel()}: lower it")
     return counts.argsort(descending=True, stable=True)[:size].sort().values
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from time import perf_counter
 
 import torch
@@ -63,7 +64,12 @@ def run_cycle(engine: Engine, batch: Batch) -> None:
     verified = perf_counter()
     verdict = walk(tree, out.logits_RNV, rows.positions_RN, batch.sampler, engine.watch)
     walked = perf_counter()
-    engine.cache.compact(rows.slots_R, rows.columns_RN.gather(1, verdict.path_RD.clamp(min=0)), rows.columns_RN[:, 0], verdict.num_emitted_R)
+    engine.cache.compact(
+        rows.slots_R,
+        rows.columns_RN.gather(1, verdict.path_RD.clamp(min=0)),
+        rows.columns_RN[:, 0],
+        verdict.num_emitted_R,
+    )
     engine.speculator.accept(accepted_of(verdict, batch.sequences, out.taps_RNLH))
     emit(tree, verdict, batch.sequences)
     engine.last = CycleTrace(tree, verdict)
@@ -98,7 +104,9 @@ def verify_rows(tree: DraftTree, sequences: list[Sequence]) -> Rows:
     )
 
 
-def walk(tree: DraftTree, logits_RNV: Tensor, positions_RN: Tensor, sampler: SamplerState, watch: Watcher | None) -> Verdict:
+def walk(
+    tree: DraftTree, logits_RNV: Tensor, positions_RN: Tensor, sampler: SamplerState, watch: Watcher | None
+) -> Verdict:
     """Descend while a child carries the token that the target chooses at the node; the first miss is the bonus token.
 
     The target chooses exactly as in plain decoding, node by node, so any tree gives plain decoding's tokens.
@@ -143,7 +151,7 @@ def emit(tree: DraftTree, verdict: Verdict, sequences: list[Sequence]) -> None:
 
 
 def charge(sequences: list[Sequence], times: tuple[float, ...]) -> None:
-    draft, verify, walked, rest = (b - a for a, b in zip(times, times[1:], strict=False))
+    draft, verify, walked, rest = (b - a for a, b in pairwise(times))
     for s in sequences:
         s.timing.draft += draft
         s.timing.verify += verify

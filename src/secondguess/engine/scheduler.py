@@ -36,7 +36,8 @@ class Scheduler:
         if not request.prompt_ids:
             raise UserError("the prompt is empty: give it at least one token")
         if len(request.prompt_ids) >= self.max_len:
-            raise UserError(f"the prompt has {len(request.prompt_ids)} tokens, the context holds {self.max_len}: shorten it")
+            length = len(request.prompt_ids)
+            raise UserError(f"the prompt has {length} tokens, but the context holds {self.max_len}: shorten it")
         outside = next((t for t in request.prompt_ids if not 0 <= t < spec.vocab_size), None)
         if outside is not None:
             raise UserError(f"prompt token {outside} is outside the target's vocabulary of {spec.vocab_size}")

@@ -42,7 +42,7 @@ class Step:
             distance_RNW = rows.positions_RN[:, :, None] - rows.column_positions_RW[:, None]
             visible_RNW = visible_RNW & (distance_RNW < window)
         if q_RHND.device.type == "cpu" and q_RHND.dtype in (torch.float32, torch.float64):
-            return StableAttention(visible_RNW, rows.column_positions_RW, q_RHND.shape[1], g, q_RHND.dtype)
+            return StableAttention(visible_RNW, rows.column_positions_RW, q_RHND, g)
         return FusedAttention(visible_RNW)
 
 

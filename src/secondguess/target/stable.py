@@ -12,6 +12,7 @@ R requests, H heads, G K/V heads, N rows, W columns, D head dimension, B = R * G
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass
 
 import torch
@@ -21,7 +22,7 @@ from torch import Tensor
 BLOCK = 128  # positions summed together; with the columns of a tree (up to 64) it stays below 192
 CHUNK = 256  # rows at once, so that a long prompt's scores stay small
 # Smaller matrices take other code in the matrix product, so they are padded.
-MIN_M, MIN_BM, MIN_COLUMNS = 4, 12, 16
+MIN_M, MIN_MD, MIN_BM, MIN_COLUMNS = 4, 200, 12, 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +56,14 @@ def position_spans(visible_RNW: Tensor, column_positions_RW: Tensor) -> tuple[Sp
 class StableAttention:
     """Attention for the rows of one forward pass; call it once per layer."""
 
-    def __init__(self, visible_RNW: Tensor, column_positions_RW: Tensor, h: int, g: int, dtype: torch.dtype) -> None:
-        """Every row must see a column."""
-        r, n, w = visible_RNW.shape
+    def __init__(self, visible_RNW: Tensor, column_positions_RW: Tensor, q_RHND: Tensor, g: int) -> None:
+        """``q_RHND`` only tells its shape and type. Every row must see a column."""
+        (r, h, n, d), w = q_RHND.shape, visible_RNW.shape[2]
         self._spans = position_spans(visible_RNW, column_positions_RW)
-        self._more_rows = max(0, -(-MIN_M * g // h) - n, -(-MIN_BM // (r * h)) - n)
+        min_m = max(MIN_M, MIN_MD / d, MIN_BM / (r * g))
+        self._more_rows = max(0, math.ceil(min_m * g / h) - n)
         self._more_columns = max(0, MIN_COLUMNS - w)
-        bias_RNW = torch.zeros(visible_RNW.shape, dtype=dtype).masked_fill_(~visible_RNW, -torch.inf)
+        bias_RNW = torch.zeros(visible_RNW.shape, dtype=q_RHND.dtype).masked_fill_(~visible_RNW, -torch.inf)
         bias_RNW = F.pad(bias_RNW, (0, self._more_columns), value=-torch.inf)
         self._bias_RNW = F.pad(bias_RNW, (0, 0, 0, self._more_rows))
 
@@ -74,7 +76,8 @@ class StableAttention:
             q_RHND = F.pad(q_RHND, (0, 0, 0, self._more_rows))
         if n <= CHUNK:
             return self._attend(q_RHND, k_RGWD, v_RGWD, self._bias_RNW, scale)[:, :n]
-        parts = zip(q_RHND.split(CHUNK, 2), self._bias_RNW.split(CHUNK, 1), strict=True)
+        chunks = -(-n // CHUNK)  # of about equal size, so that none is tiny
+        parts = zip(q_RHND.chunk(chunks, 2), self._bias_RNW.chunk(chunks, 1), strict=True)
         return torch.cat([self._attend(q, k_RGWD, v_RGWD, bias, scale) for q, bias in parts], 1)
 
     def _attend(self, q_RHND: Tensor, k_RGWD: Tensor, v_RGWD: Tensor, bias_RNW: Tensor, scale: float) -> Tensor:

@@ -1,4 +1,4 @@
-"""Losses of one unroll step. X trained rows, V draft vocabulary. Sums, not means: the trainer divides once, globally."""
+"""Losses of one unroll step, per row. X trained rows, V draft vocabulary."""
 
 from __future__ import annotations
 

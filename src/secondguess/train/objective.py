@@ -61,14 +61,16 @@ def ratio(numerators: list[float], denominators: list[float]) -> list[float]:
 
 
 def reconsider_of(config: TrainConfig, step: int, rho: float | None = None) -> Reconsider | None:
-    """Level-1 settings of a step; the coin that decides carrying is a function of (seed, step), so that runs resume."""
+    """Level-1 settings of a step; the coin that decides carrying depends on (seed, step) alone, so that runs resume."""
     if config.method == "eagle3.1":
         return None
     seed = config.seed * 1_000_003 + step
     return Reconsider(rho=config.rho if rho is None else rho, attach=config.attach, carry=config.carry, seed=seed)
 
 
-def objective(drafter: Drafter, batch: Batch, config: TrainConfig, reconsider: Reconsider | None) -> tuple[Tensor, Tally]:
+def objective(
+    drafter: Drafter, batch: Batch, config: TrainConfig, reconsider: Reconsider | None
+) -> tuple[Tensor, Tally]:
     """Loss to minimise and what it was made of: sum_j decay^j (L0_j + lambda L1_j + beta balance_j)."""
     total, tally = batch.taps_TLH.new_zeros((), dtype=torch.float32), Tally()
     for j, step in enumerate(unroll(drafter, batch, config.unroll_steps, reconsider)):

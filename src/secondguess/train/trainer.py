@@ -63,7 +63,7 @@ class Feed:
 
 
 class Trainer:
-    """One run in one folder: ``run.yaml``, ``log.jsonl``, ``resume.pt``, and the drafter's checkpoint in ``drafter/``."""
+    """One run in one folder: ``run.yaml``, ``log.jsonl``, ``resume.pt``, and in the end the checkpoint ``drafter/``."""
 
     def __init__(self, config: TrainConfig, target: HFTarget, responses: list[Response], store: StateStore) -> None:
         self.config, self.folder = config, Path(config.out)

@@ -7,8 +7,8 @@ sees the same plus itself. Worked example, 6 tokens, 2 of them prompt (assistant
     step 0 trains rows 1, 2, 3 (reading tokens 2, 3, 4; predicting 3, 4, 5)
     step 1 trains rows 1, 2    (reading tokens 3, 4;    predicting 4, 5)
 
-Sequences are packed one after the other, without padding. T packed tokens, B sequences, X trained rows, Y rows that get a
-second look, L tapped layers, H hidden, V draft vocabulary, A / G heads, D head size.
+Sequences are packed one after the other, without padding. T packed tokens, B sequences, X trained rows, Y rows that get
+a second look, L tapped layers, H hidden, V draft vocabulary, A / G heads, D head size.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Reconsider:
-    """How level 1 is trained: on the ``rho`` most doubtful share of rows, with ``attach`` of its gradient into level 0."""
+    """How level 1 is trained: on the most doubtful share ``rho``, with ``attach`` of its gradient into level 0."""
 
     rho: float
     attach: float
@@ -80,7 +80,7 @@ def unroll(drafter: Drafter, batch: Batch, num_steps: int, reconsider: Reconside
             q_XAD, k_XGD, v_XGD = drafter.project(e_XH, g_XH, position_T[rows_X] + j)
             own.append((k_XGD, v_XGD))
         f_XH = drafter.finish(g_XH, attend(q_XAD, k_TGD, v_TGD, rows_X, start_T, own))
-        logits_XV = drafter.logits(f_XH).float()
+        logits_XV = full_precision(drafter.logits(f_XH))
         looked_X, logits1_YV, g_XH = torch.zeros_like(rows_X, dtype=torch.bool), None, f_XH
 
         if reconsider:
@@ -91,7 +91,7 @@ def unroll(drafter: Drafter, batch: Batch, num_steps: int, reconsider: Reconside
             q_YAD, k_YGD, v_YGD = drafter.project(drafter.self_query.expand_as(in_YH), in_YH, position_T[rows_Y] + j)
             attended = attend(q_YAD, k_TGD, v_TGD, rows_Y, start_T, [*own_Y, (k_YGD, v_YGD)])
             f1_YH = drafter.finish(in_YH, attended)
-            logits1_YV = drafter.logits(f1_YH).float()
+            logits1_YV = full_precision(drafter.logits(f1_YH))
             carried_X = looked_X & carried_rows(doubt_X, reconsider.carry, coin)
             g_XH = f_XH.index_put((carried_X,), f1_YH[carried_X[looked_X]].to(f_XH.dtype))
         at_X = rows_X + 1 + j
@@ -110,6 +110,11 @@ def start_rows(batch: Batch) -> Tensor:
     index_T = torch.arange(start_T.numel(), device=start_T.device)
     first_T = start_T + batch.answer_starts_B.repeat_interleave(batch.lengths_B) - 1
     return ((index_T >= first_T) & (index_T + 2 < end_T)).nonzero().squeeze(1)
+
+
+def full_precision(x: Tensor) -> Tensor:
+    """Soft-maxes are taken in float32 at least, whatever the products were computed in."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def lean(f: Tensor, attach: float) -> Tensor:
@@ -132,9 +137,7 @@ def carried_rows(doubt_X: Tensor, carry: str, coin: torch.Generator | None) -> T
     return torch.full_like(doubt_X, carry == "all", dtype=torch.bool)
 
 
-def attend(
-    q_XAD: Tensor, k_TGD: Tensor, v_TGD: Tensor, rows_X: Tensor, start_T: Tensor, own: list[KeyValue]
-) -> Tensor:
+def attend(q_XAD: Tensor, k_TGD: Tensor, v_TGD: Tensor, rows_X: Tensor, start_T: Tensor, own: list[KeyValue]) -> Tensor:
     """Attention of rows over step-0 keys of their own sequence up to themselves, and over their own (k, v) pairs.
 
     Rows come sequence by sequence, so each sequence is one dense product; own keys are elementwise. Returns [X, A, D].
@@ -153,11 +156,11 @@ def attend(
         future = torch.arange(first, last, device=rows_X.device)[None] > rows_X[x : x + count, None]
         s = q.matmul(k).masked_fill(future, float("-inf"))
         if own_k_XGJD is None:
-            o = s.float().softmax(dim=-1).to(q.dtype).matmul(v)
+            o = full_precision(s).softmax(dim=-1).to(q.dtype).matmul(v)
         else:
-            own_k, own_v = own_k_XGJD[x : x + count].transpose(0, 1)[:, None], own_v_XGJD[x : x + count].transpose(0, 1)[:, None]
+            own_k, own_v = (own[x : x + count].transpose(0, 1)[:, None] for own in (own_k_XGJD, own_v_XGJD))
             own_s = (q[..., None, :] * own_k).sum(dim=-1)  # [G, R, count, J]
-            w = torch.cat([s, own_s], dim=-1).float().softmax(dim=-1).to(q.dtype)
+            w = full_precision(torch.cat([s, own_s], dim=-1)).softmax(dim=-1).to(q.dtype)
             o = w[..., : last - first].matmul(v) + (w[..., last - first :, None] * own_v).sum(dim=-2)
         out.append(o.permute(2, 0, 1, 3).reshape(count, A, D))
         x += count

@@ -1,0 +1,157 @@
+"""The drafter: rows do not depend on what else is computed, checkpoints round-trip, the wrong ones are refused."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from secondguess.config import TreeConfig
+from secondguess.drafter.checkpoint import load_drafter, save_drafter
+from secondguess.drafter.speculator import EagleSpeculator
+from secondguess.drafter.vocab import choose_vocab, count_tokens, coverage, from_offsets, target_to_draft, to_offsets
+from secondguess.engine.speculate import Accepted, Roots
+from secondguess.errors import UserError
+from secondguess.testing import tiny_drafter, tiny_target
+
+PROMPTS = [[5, 9, 2, 7, 1], [3, 3, 8]]
+
+
+def speculator(target, num_reconsider: int, dtype=torch.float64) -> EagleSpeculator:
+    tree = TreeConfig(budget=20, num_steps=4, grow_width=3, offer_width=3, num_reconsider=num_reconsider)
+    return EagleSpeculator(tiny_drafter(target).to(dtype), tree, num_slots=2, num_columns=64)
+
+
+def prime(s: EagleSpeculator, target, prompts) -> Roots:
+    """Give the speculator prompts with made-up taps."""
+    generator = torch.Generator().manual_seed(0)
+    for slot, prompt in enumerate(prompts):
+        taps = torch.randn(len(prompt), 3, target.spec.hidden_size, generator=generator, dtype=torch.float64)
+        s.accept([Accepted(slot, torch.tensor([*prompt[1:], 6]), taps.to(s.drafter.norm.weight.dtype))])
+    return Roots(tuple(range(len(prompts))), (6,) * len(prompts), tuple([*p, 6] for p in prompts))
+
+
+def recorded(s: EagleSpeculator, roots: Roots) -> list[torch.Tensor]:
+    """Level-0 features of every forward of a draft."""
+    features, run = [], s.run
+
+    def spy(rows, e_RXH, g_RXH):
+        f_RXH = run(rows, e_RXH, g_RXH)
+        features.append(f_RXH)
+        return f_RXH
+
+    s.run = spy  # type: ignore[method-assign]
+    s.draft(roots)
+    return features
+
+
+def test_level0_rows_do_not_depend_on_reconsidered_rows() -> None:
+    """Step 1 forwards the same nodes whatever m is; what comes after may differ, since refined nodes are grown too."""
+    target = tiny_target("llama")
+    first = {}
+    for m in (0, 3):
+        s = speculator(target, m)
+        first[m] = recorded(s, prime(s, target, PROMPTS))[1][:, :3]
+    assert first[0].shape == first[3].shape
+    assert (first[0] - first[3]).abs().max() < 1e-12
+
+
+def test_a_request_drafts_the_same_tree_alone_and_in_a_batch() -> None:
+    target = tiny_target("llama")
+    both, alone = speculator(target, 3), speculator(target, 3)
+    tree = both.draft(prime(both, target, PROMPTS))
+    one = alone.draft(prime(alone, target, PROMPTS[:1]))
+    assert torch.equal(tree.tokens_RN[0], one.tokens_RN[0])
+    assert torch.equal(tree.parents_RN[0], one.parents_RN[0])
+
+
+def test_extending_in_pieces_equals_extending_at_once() -> None:
+    """Accepted tokens come a few at a time; the columns they leave are those of one long prompt."""
+    target = tiny_target("llama")
+    s, whole = speculator(target, 3), speculator(target, 3)
+    generator = torch.Generator().manual_seed(1)
+    taps = torch.randn(9, 3, target.spec.hidden_size, generator=generator, dtype=torch.float64)
+    tokens = torch.randint(64, (9,), generator=generator)
+    s.accept([Accepted(0, tokens[:4], taps[:4])])
+    s.draft(Roots((0,), (int(tokens[3]),), ([int(tokens[3])],)))
+    s.accept([Accepted(0, tokens[4:6], taps[4:6])])
+    s.accept([Accepted(0, tokens[6:], taps[6:])])
+    whole.accept([Accepted(0, tokens, taps)])
+    root = Roots((0,), (int(tokens[8]),), ([int(tokens[8])],))
+    pieces_tree, whole_tree = s.draft(root), whole.draft(root)
+    assert torch.equal(pieces_tree.tokens_RN, whole_tree.tokens_RN)
+    assert (pieces_tree.scores_RN - whole_tree.scores_RN)[pieces_tree.valid_RN].abs().max() < 1e-10
+
+
+@pytest.mark.parametrize("reconsideration", [False, True])
+def test_checkpoint_round_trip(tmp_path, reconsideration: bool) -> None:
+    target = tiny_target("llama", dtype=torch.float32)
+    drafter = tiny_drafter(target, reconsideration=reconsideration)
+    save_drafter(drafter, tmp_path, {"target": "tiny"}, dtype=torch.float32)
+    again = load_drafter(tmp_path, target.embedding, target.spec.num_layers)
+    assert again.config == drafter.config
+    assert torch.equal(again.target_ids, drafter.target_ids)
+    for name, parameter in drafter.named_parameters():
+        assert torch.equal(dict(again.named_parameters())[name], parameter), name
+
+
+def test_checkpoint_is_eagle3_for_other_engines(tmp_path) -> None:
+    """Exactly the tensors and flags of the flat EAGLE-3.1 format: an extra tensor would break vLLM."""
+    save_drafter(tiny_drafter(tiny_target("llama")), tmp_path, {})
+    tensors = load_file(tmp_path / "model.safetensors")
+    block = ["hidden_norm", "input_layernorm", "post_attention_layernorm"]
+    attention = [f"self_attn.{x}_proj" for x in "qkvo"]
+    mlp = [f"mlp.{x}_proj" for x in ("gate", "up", "down")]
+    expected = {f"midlayer.{x}.weight" for x in [*block, *attention, *mlp]}
+    expected |= {"fc.weight", "norm.weight", "lm_head.weight", "d2t", "t2d", *(f"fc_norm.{i}.weight" for i in range(3))}
+    assert tensors.keys() == expected
+    assert tensors["t2d"].sum() == len(tensors["d2t"])
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert (config["fc_norm"], config["norm_output"], config["norm_before_residual"]) == (True, True, False)
+    assert config["tie_word_embeddings"] is False
+
+
+def test_drafter_of_another_target_is_refused(tmp_path) -> None:
+    save_drafter(tiny_drafter(tiny_target("llama", 0)), tmp_path, {"target": "tiny-0"})
+    other = tiny_target("llama", 1)
+    with pytest.raises(UserError, match="trained for tiny-0"):
+        load_drafter(tmp_path, other.embedding, other.spec.num_layers)
+
+
+def test_damaged_checkpoints_are_refused(tmp_path) -> None:
+    target = tiny_target("llama")
+    save_drafter(tiny_drafter(target), tmp_path, {})
+
+    def load():
+        return load_drafter(tmp_path, target.embedding, target.spec.num_layers)
+
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"norm_output": False}))
+    with pytest.raises(UserError, match="norm_output must be true"):
+        load()
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    tensors = load_file(tmp_path / "model.safetensors")
+    save_file(tensors | {"extra": torch.zeros(1)}, tmp_path / "model.safetensors")
+    with pytest.raises(UserError, match="extra"):
+        load()
+    (tmp_path / "model.safetensors").write_bytes(b"nonsense")
+    with pytest.raises(UserError, match="not a readable safetensors"):
+        load()
+    (tmp_path / "config.json").unlink()
+    with pytest.raises(UserError, match="no drafter at"):
+        load()
+
+
+def test_draft_vocabulary() -> None:
+    counts = count_tokens([[5, 5, 7], [7, 5, 2]], vocab_size=10)
+    assert counts.tolist() == [0, 0, 1, 0, 0, 3, 0, 2, 0, 0]
+    ids = choose_vocab(counts, 4)
+    assert ids.tolist() == [0, 2, 5, 7]  # 0 is unseen: ties go to the lower id
+    assert coverage(counts, choose_vocab(counts, 2)) == pytest.approx(5 / 6)
+    assert torch.equal(from_offsets(to_offsets(ids)), ids)
+    assert to_offsets(ids).tolist() == [0, 1, 3, 4]
+    assert target_to_draft(ids, 10).tolist() == [0, -1, 1, -1, -1, 2, -1, 3, -1, -1]
+    with pytest.raises(UserError, match="larger than the target's"):
+        choose_vocab(counts, 11)
