@@ -1,0 +1,45 @@
+"""What one prompt cost with one method, and its line in ``requests.jsonl``."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+from secondguess.types import FinishReason, Output, Stats
+
+
+class Key(NamedTuple):
+    """Which prompt, decoded how. Two results of one run never share it."""
+
+    task: str
+    id: str
+    method: str  # as typed
+    budget: int  # 0: the method drafts nothing
+    temperature: float
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A finished request. Requests with the same ``group`` were decoded together."""
+
+    key: Key
+    group: int
+    seed: int
+    finish_reason: FinishReason
+    token_ids: tuple[int, ...]
+    text: str
+    stats: Stats
+
+    @classmethod
+    def of(cls, key: Key, group: int, output: Output) -> Result:
+        return cls(key, group, output.seed, output.finish_reason, output.token_ids, output.text, output.stats)
+
+    @classmethod
+    def from_line(cls, line: dict[str, Any]) -> Result:
+        line = {name: value for name, value in line.items() if name != "revision"}
+        key = Key(*(line.pop(name) for name in Key._fields))
+        ids, stats = tuple(line.pop("token_ids")), Stats(**line.pop("stats"))
+        return cls(key=key, token_ids=ids, stats=stats, **line)
+
+    def line(self) -> dict[str, Any]:
+        return self.key._asdict() | {name: value for name, value in asdict(self).items() if name != "key"}
