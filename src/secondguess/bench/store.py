@@ -1,0 +1,48 @@
+"""A run folder: ``settings.json``, and ``requests.jsonl`` with a line per finished request, so that a run can go on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from secondguess.bench.result import Key, Result
+from secondguess.errors import UserError
+
+
+class Store:
+    """The results of one run. Raises UserError if the folder holds a run with other settings."""
+
+    def __init__(self, folder: Path, settings: dict[str, Any], revision: str) -> None:
+        self.folder, self.revision = folder, revision
+        self.results: dict[Key, Result] = {}
+        folder.mkdir(parents=True, exist_ok=True)
+        self._claim(folder / "settings.json", json.loads(json.dumps(settings)))
+        self._requests = folder / "requests.jsonl"
+        if self._requests.exists():
+            self._read()
+
+    def add(self, results: Sequence[Result]) -> None:
+        """Keep the results of one group, on disk before anything else happens."""
+        lines = [json.dumps(r.line() | {"revision": self.revision}, ensure_ascii=False) + "\n" for r in results]
+        with self._requests.open("a", encoding="utf-8") as file:
+            file.write("".join(lines))
+        self.results |= {r.key: r for r in results}
+
+    def _claim(self, path: Path, settings: dict[str, Any]) -> None:
+        if not path.exists():
+            path.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+            return
+        before = json.loads(path.read_text(encoding="utf-8"))
+        changed = [name for name in settings if before.get(name) != settings[name]]
+        if changed:
+            raise UserError(f"{self.folder} holds a run with other settings ({', '.join(changed)}): give another --out")
+
+    def _read(self) -> None:
+        data = self._requests.read_bytes()
+        whole = data[: data.rfind(b"\n") + 1]
+        if len(whole) < len(data):  # the run was killed while it wrote its last line
+            self._requests.write_bytes(whole)
+        results = [Result.from_line(json.loads(line)) for line in whole.splitlines()]
+        self.results = {r.key: r for r in results}
