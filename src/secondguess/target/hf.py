@@ -41,7 +41,7 @@ class HFTarget:
         """``model``: a transformers ``...ForCausalLM``."""
         check_family(model.config)
         self.model = model.eval().requires_grad_(False)
-        self.tokenizer = tokenizer
+        self.tokenizer: Any = tokenizer
         self.fingerprint = weights_fingerprint(model)  # before packing takes the weights apart
         self.spec = _spec(model)
         self.embedding: Tensor = model.get_input_embeddings().weight
