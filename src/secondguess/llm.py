@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Generator
 from collections.abc import Sequence as Seq
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -62,7 +62,7 @@ class LLM:
         self, prompts: Prompt | Seq[Prompt], params: SamplingParams | Seq[SamplingParams] | None = None
     ) -> list[Output]:
         """Continue all prompts, batched; one Output per prompt, in order. ``params``: one for all, or one each."""
-        batch = [prompts] if is_single(prompts) else list(prompts)  # type: ignore[list-item,arg-type]
+        batch = as_list(prompts)
         each = [params or SamplingParams()] * len(batch) if not isinstance(params, Seq) else list(params)
         if len(each) != len(batch):
             raise UserError(f"{len(batch)} prompts but {len(each)} sampling params: give one for all or one each")
@@ -75,7 +75,7 @@ class LLM:
             self._call(lambda: [self._scheduler.abort(s) for s in sequences if not s.finish_reason])
         return [self._output(s) for s in sequences]
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Delta]:
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Generator[Delta]:
         """Continue one prompt; yields what each cycle accepted. Closing the iterator drops the request."""
         request = self.request(prompt, params or SamplingParams())
         sequence = self._call(lambda: self._scheduler.add(request))
@@ -88,7 +88,7 @@ class LLM:
             if not sequence.finish_reason:
                 self._call(lambda: self._scheduler.abort(sequence))
 
-    async def agenerate(self, prompt: Prompt, params: SamplingParams | None = None) -> AsyncIterator[Delta]:
+    async def agenerate(self, prompt: Prompt, params: SamplingParams | None = None) -> AsyncGenerator[Delta]:
         """As ``stream``, for asyncio; concurrent calls are batched."""
         request, loop = self.request(prompt, params or SamplingParams()), asyncio.get_running_loop()
         sequence = await loop.run_in_executor(self._thread, self._scheduler.add, request)
@@ -163,6 +163,7 @@ class LLM:
         )
 
 
-def is_single(prompts: object) -> bool:
-    """A string or a flat list of token ids, not a list of prompts."""
-    return isinstance(prompts, str) or (isinstance(prompts, Seq) and bool(prompts) and isinstance(prompts[0], int))
+def as_list(prompts: Any) -> list[Prompt]:
+    """A string or a flat list of token ids is one prompt, anything else a list of them."""
+    single = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
+    return [prompts] if single else list(prompts)

@@ -74,6 +74,7 @@ def make_speculator(
     from secondguess.drafter.checkpoint import load_drafter
     from secondguess.drafter.shipped import find_drafter
     from secondguess.drafter.speculator import EagleSpeculator
+    from secondguess.target.linear import can_pack, pack_linears
 
     folder = find_drafter(drafter or method.name, target.embedding)
     loaded = load_drafter(folder, target.embedding, target.spec.num_layers)
@@ -81,4 +82,6 @@ def make_speculator(
         raise UserError(
             f"drafter {folder} has no self-query, so it cannot reconsider: use eagle3.1 or a pr drafter"
         )
+    if can_pack(loaded):
+        pack_linears(loaded)
     return EagleSpeculator(loaded, method.tree, num_slots, num_columns)

@@ -74,5 +74,11 @@ def train(trainer: Trainer, console: Console) -> None:
 
     with progress(console) as bar:
         task = bar.add_task("training", total=trainer.num_steps, completed=trainer.step)
-        trainer.run(lambda step, loss: bar.update(task, completed=step, description=f"training  loss {loss:.3f}"))
+
+        def on_step(step: int, loss: float) -> None:
+            bar.update(task, completed=step, description=f"training  loss {loss:.3f}")
+            if not console.is_terminal and step % trainer.config.save_every == 0:
+                console.print(f"step {step}/{trainer.num_steps}  loss {loss:.3f}", highlight=False)
+
+        trainer.run(on_step)
     console.print(f"drafter written to {trainer.folder / 'drafter'}", highlight=False)

@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from secondguess.config import DrafterConfig
 
 
-def drafter_config(model: PreTrainedModel, draft_vocab_size: int, reconsideration: bool) -> DrafterConfig:
+def drafter_config(model: Any, draft_vocab_size: int, reconsideration: bool) -> DrafterConfig:
     """One layer shaped like the target's."""
     c = model.config
     return DrafterConfig(
@@ -34,7 +33,7 @@ def rope_theta(parameters: dict[str, Any]) -> float:
     return float(parameters.get("full_attention", parameters)["rope_theta"])
 
 
-def final_norm_gain(model: PreTrainedModel) -> Tensor:
+def final_norm_gain(model: Any) -> Tensor:
     """[H] factor of the target's final norm. Gemma stores it less one."""
     weight = model.base_model.norm.weight.detach().float()
     return weight + 1 if model.config.model_type.startswith("gemma") else weight

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 from transformers import PreTrainedTokenizerBase
@@ -38,9 +37,9 @@ class TextStream:
             self.text += after[len(before) :]
             self._start = self._read = len(self.ids)
 
-    def _decode(self, ids: Seq[int]) -> str:
+    def _decode(self, ids: list[int]) -> str:
         assert self.tokenizer is not None
-        return self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return str(self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
 
 @dataclass(slots=True)

@@ -94,7 +94,7 @@ def checked(key: str, value: Any) -> Any:
     """The value in its field's type."""
     kinds = {field.name: str(field.type) for field in fields(TrainConfig)}
     if key not in kinds:
-        near = get_close_matches(str(key), kinds, n=1)
+        near = get_close_matches(key, kinds, n=1)
         raise UserError(f"unknown key {key!r}" + (f": did you mean {near[0]!r}?" if near else ""))
     kind = kinds[key]
     if kind == "float":

@@ -140,28 +140,29 @@ def carried_rows(doubt_X: Tensor, carry: str, coin: torch.Generator | None) -> T
 def attend(q_XAD: Tensor, k_TGD: Tensor, v_TGD: Tensor, rows_X: Tensor, start_T: Tensor, own: list[KeyValue]) -> Tensor:
     """Attention of rows over step-0 keys of their own sequence up to themselves, and over their own (k, v) pairs.
 
-    Rows come sequence by sequence, so each sequence is one dense product; own keys are elementwise. Returns [X, A, D].
+    Rows come sequence by sequence, so each sequence is one dense product; own keys are elementwise. R = A / G query
+    heads of a group, N rows and S step-0 keys of one sequence, J own keys. Returns [X, A, D].
     """
     X, A, D = q_XAD.shape
     G = k_TGD.shape[1]
     q_XGRD = (q_XAD * D**-0.5).view(X, G, A // G, D)
+    none_XG0D = q_XGRD[:, :, :0]
+    k_XGJD = torch.stack([k for k, _ in own], dim=2) if own else none_XG0D
+    v_XGJD = torch.stack([v for _, v in own], dim=2) if own else none_XG0D
     firsts, counts = start_T[rows_X].unique_consecutive(return_counts=True)
     lasts = rows_X[counts.cumsum(0) - 1] + 1
-    own_k_XGJD = torch.stack([k for k, _ in own], dim=2) if own else None
-    own_v_XGJD = torch.stack([v for _, v in own], dim=2) if own else None
     out, x = [], 0
     for first, last, count in zip(firsts.tolist(), lasts.tolist(), counts.tolist(), strict=True):
-        q = q_XGRD[x : x + count].permute(1, 2, 0, 3)  # [G, R, count, D]
-        k, v = k_TGD[first:last].permute(1, 2, 0)[:, None], v_TGD[first:last].transpose(0, 1)[:, None]
-        future = torch.arange(first, last, device=rows_X.device)[None] > rows_X[x : x + count, None]
-        s = q.matmul(k).masked_fill(future, float("-inf"))
-        if own_k_XGJD is None:
-            o = full_precision(s).softmax(dim=-1).to(q.dtype).matmul(v)
-        else:
-            own_k, own_v = (own[x : x + count].transpose(0, 1)[:, None] for own in (own_k_XGJD, own_v_XGJD))
-            own_s = (q[..., None, :] * own_k).sum(dim=-1)  # [G, R, count, J]
-            w = full_precision(torch.cat([s, own_s], dim=-1)).softmax(dim=-1).to(q.dtype)
-            o = w[..., : last - first].matmul(v) + (w[..., last - first :, None] * own_v).sum(dim=-2)
-        out.append(o.permute(2, 0, 1, 3).reshape(count, A, D))
+        mine = slice(x, x + count)
+        q_GRND = q_XGRD[mine].permute(1, 2, 0, 3)
+        k_G1DS, v_G1SD = k_TGD[first:last].permute(1, 2, 0)[:, None], v_TGD[first:last].transpose(0, 1)[:, None]
+        k_G1NJD, v_G1NJD = (x_XGJD[mine].transpose(0, 1)[:, None] for x_XGJD in (k_XGJD, v_XGJD))
+        future_NS = torch.arange(first, last, device=rows_X.device) > rows_X[mine, None]
+        s_GRNS = q_GRND.matmul(k_G1DS).masked_fill(future_NS, float("-inf"))
+        s_GRNJ = (q_GRND[..., None, :] * k_G1NJD).sum(dim=-1)
+        w_GRN = full_precision(torch.cat([s_GRNS, s_GRNJ], dim=-1)).softmax(dim=-1).to(q_GRND.dtype)
+        w_GRNS, w_GRNJ = w_GRN.split([last - first, s_GRNJ.shape[-1]], dim=-1)
+        o_GRND = w_GRNS.matmul(v_G1SD) + (w_GRNJ[..., None] * v_G1NJD).sum(dim=-2)
+        out.append(o_GRND.permute(2, 0, 1, 3).reshape(count, A, D))
         x += count
     return torch.cat(out)
