@@ -25,12 +25,12 @@ def byte_tokenizer(chat_template: str | None = None) -> PreTrainedTokenizerFast:
 
 
 def save_tiny(folder: Path, seed: int = 0) -> Path:
-    """Write ``folder/target`` (bytes as tokens, a context of 1024), its drafters ``eagle3.1`` and ``pr``, and ``other``'s."""
+    """Write ``target`` (bytes as tokens, a context of 1024) and ``drafters``: its own two and ``other``, not its."""
     target = tiny_target("llama", seed, vocab_size=257)
     target.model.save_pretrained(folder / "target")
     byte_tokenizer(CHAT).save_pretrained(folder / "target")
     for name in ("eagle3.1", "pr"):
-        save_drafter(tiny_drafter(target, seed, name == "pr"), folder / name, {"target": "tiny"})
+        save_drafter(tiny_drafter(target, seed, name == "pr"), folder / "drafters" / name, {"target": "tiny"})
     stranger = tiny_target("llama", seed + 1, vocab_size=257)
-    save_drafter(tiny_drafter(stranger), folder / "other", {"target": "another"})
+    save_drafter(tiny_drafter(stranger), folder / "drafters" / "other", {"target": "another"})
     return folder

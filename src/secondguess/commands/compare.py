@@ -30,10 +30,9 @@ def stdout_console() -> Console:
 
 
 def load(name: str, dtype: str = "float32") -> HFTarget:
-    """Load a target; what takes long is said on standard error."""
-    console = Console(stderr=True, highlight=False)
-    with console.status(f"loading {name}"):
-        return load_target(name, dtype, say=lambda message: console.print(message, markup=False))
+    """Load a target; a terminal shows meanwhile what is done."""
+    with Console(stderr=True).status(Text(f"loading {name}")) as status:
+        return load_target(name, dtype, say=lambda message: status.update(Text(message)))
 
 
 def make_llms(

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 TARGET = "smollm2-135m"
 METHODS = ("ar", "eagle3.1", "pr")
 PROMPTS = (
-    "A baker fills 12 trays with 8 rolls each and sells 70 rolls. How many rolls are left? Explain step by step.",
+    "A pizza is cut into 8 slices. Four friends share 2 pizzas equally. How many slices does each friend get? "
+    "Explain step by step.",
     "I have never run before. How should I train for my first 5 km run?",
     "Write a Python function that takes a list of numbers and returns its mean and its median.",
 )
@@ -39,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     by_method = decode(console)
     console.print(table(by_method))
     if args.json:
-        rows = [result(run) for runs in by_method.values() for run in runs]
+        rows = [result(run) for runs in zip(*by_method.values(), strict=True) for run in runs]
         write_json(args.json, make_record(), "results", rows)
     lossy = [method for method, runs in by_method.items() if num_identical(runs, by_method["ar"]) < len(runs)]
     if lossy:
