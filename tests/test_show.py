@@ -87,9 +87,13 @@ def written(pieces: list[str], width: int, terminal: bool = True) -> str:
 
 
 def test_lines_break_between_words() -> None:
-    assert written(["one two", " three", " four\nfive six"], 9) == "one two\nthree\nfour\nfive six"
-    assert written(["a  b", "   c"], 4) == "a  b\n  c"
-    assert written(["one two"], 7) == "one two"
+    assert written(["one two", " three", " four\nfive six"], 11) == "one two\nthree four\nfive six"
+    assert written(["a  b", "   c"], 5) == "a  b\n  c"
+
+
+def test_a_line_has_room_for_the_comma() -> None:
+    assert written(["one two", ","], 8) == "one two,"
+    assert written(["one two", ","], 7) == "one\ntwo,"
 
 
 def test_words_longer_than_a_line_are_left_to_the_terminal() -> None:

@@ -63,9 +63,9 @@ class Writer:
             self._put(word)
 
     def _put(self, word: Text) -> None:
-        """Print a word with the space or line end before it."""
+        """Print a word with the space or line end before it. The comma that may follow needs a column too."""
         width = self._console.width
-        if word.plain.startswith(" ") and self._column + word.cell_len > width:
+        if word.plain.startswith(" ") and self._column + word.cell_len >= width:
             word = Text("\n") + word[1:]
         if word.plain.startswith("\n"):
             self._column = cell_len(word.plain[1:])
