@@ -1,10 +1,11 @@
 """Attention on the CPU whose rows are the same bits whatever else is computed with them.
 
 In float32 a row of the result does not depend on how many rows or requests there are, on masked columns, or on which
-columns hold the tokens it sees. So verifying a tree gives exactly what plain decoding gives, at about the cost of
-``scaled_dot_product_attention``, whose blocks follow the shape. It rests on how the matrix product adds: one column
-after the other, as long as it adds at most ~192 columns and the matrices are not tiny; ``tests/test_stable.py`` says
-whether this holds on a machine. If it does not, results are as good as any, only not the same bits.
+columns hold the tokens it sees. So verifying a tree gives exactly what plain decoding gives. The blocks of
+``scaled_dot_product_attention`` follow the shape; it takes 0.7 of the time at 25 rows and 0.4 at one, where attention
+is a small part of a pass. What this rests on is how the matrix product adds: one column after the other, as long as it
+adds at most ~192 columns and the matrices are not tiny; ``tests/test_stable.py`` says whether this holds on a machine.
+If it does not, results are as good as any, only not the same bits.
 
 R requests, H heads, G K/V heads, N rows, W columns, D head dimension, B = R * G, M = H / G * N.
 """
