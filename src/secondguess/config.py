@@ -50,9 +50,3 @@ class DrafterConfig:
     rope_theta: float = 10000.0
     rms_norm_eps: float = 1e-5
     reconsideration: bool = False  # has a self-query
-
-    @property
-    def tap_layers(self) -> tuple[int, int, int]:
-        """Layers whose *inputs* are tapped: EAGLE-3's default (2, N // 2, N - 3). Needs N >= 8 to be distinct."""
-        n = self.target_num_layers
-        return (2, n // 2, n - 3)

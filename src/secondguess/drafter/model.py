@@ -16,6 +16,9 @@ from torch import Tensor, nn
 from secondguess.config import DrafterConfig
 
 
+NUM_TAPS = 3
+
+
 class RMSNorm(nn.RMSNorm):
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x.to(self.weight.dtype))  # autocast hands over bfloat16; the sum of squares wants more
@@ -61,9 +64,9 @@ class Drafter(nn.Module):
         super().__init__()
         self.config = config
         self.fc_norm = nn.ModuleList(
-            RMSNorm(config.target_hidden_size, eps=config.rms_norm_eps) for _ in config.tap_layers
+            RMSNorm(config.target_hidden_size, eps=config.rms_norm_eps) for _ in range(NUM_TAPS)
         )
-        self.fc = nn.Linear(3 * config.target_hidden_size, config.hidden_size, bias=False)
+        self.fc = nn.Linear(NUM_TAPS * config.target_hidden_size, config.hidden_size, bias=False)
         self.midlayer = Midlayer(config)
         self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.lm_head = nn.Linear(config.hidden_size, config.draft_vocab_size, bias=False)
