@@ -79,7 +79,7 @@ def test_a_drawn_seed_is_shared_by_the_methods_of_a_prompt_and_repeats_its_text(
 def test_the_answer_is_printed_as_it_is(tiny: Path, capsys) -> None:
     whole, cut = (generate(tiny, "one", "--method=ar", "--max-new-tokens=40", *stop)[0] for stop in ([], ["--stop=z"]))
     assert cut["text"] == whole["text"].partition("z")[0] != whole["text"]
-    answers = capsys.readouterr().out.split("tokens/s   level")
+    answers = capsys.readouterr().out.split("tokens/s  level")
     # rich drops a few control characters from what it shows.
     assert all(Text(r["text"]).plain in out for r, out in zip((whole, cut), answers, strict=False))
 
@@ -102,7 +102,7 @@ def test_the_tree_is_drawn_for_methods_with_a_drafter(tiny: Path, capsys) -> Non
     assert len(trees) == 2
     for tree in trees:
         assert sum("% 0" in line or "% R" in line for line in tree.splitlines()) == 5
-        assert "bonus (the model's own)" in tree
+        assert tree.count("' bonus") == 1
 
 
 def test_a_longer_context_than_needed_is_not_allocated(tiny: Path) -> None:

@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.rule import Rule
 from rich.text import Text
 
-from secondguess.commands.show_table import Run, name_of
-from secondguess.commands.show_text import Painter, Writer, legend
+from secondguess.commands.show_table import Run
+from secondguess.commands.show_text import Painter, Writer, census
 from secondguess.config import TreeConfig
 from secondguess.errors import UserError
 from secondguess.llm import LLM
@@ -69,14 +69,15 @@ def prompt_ids(target: HFTarget, prompt: str, raw: bool = False) -> list[int]:
 def stream(console: Console, llm: LLM, prompt: str, ids: list[int], params: SamplingParams) -> Run:
     """Decode, printing the answer as it comes under the method's name."""
     method = llm.method.typed
+    title = Text("ar (plain decoding)" if method == "ar" else method)
     llm.engine.last = None
     painter, writer = Painter(llm.target.tokenizer), Writer(console)
-    console.print(Rule(name_of(method), align="left", style="dim"))
+    console.print(Rule(title, align="left", style="dim"))
     output = None
     for delta in llm.stream(ids, params):
         writer.write(painter.paint(delta))
         output = delta.output
     assert output is not None, "the last delta brings the output"
-    speed = Text(f"{output.stats.tokens_per_second:.1f} tokens/s   ", "bold")
-    console.print("\n", speed + legend(output.origins), "\n", sep="")
+    speed = (f"{output.stats.tokens_per_second:.1f} tokens/s  ", "bold")
+    console.print("\n", Text.assemble(speed, census(output.origins)), "\n", sep="")
     return Run(method, prompt, output, llm.engine.last)

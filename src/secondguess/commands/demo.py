@@ -35,10 +35,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from secondguess.commands.compare import stdout_console
     from secondguess.commands.show_table import num_identical, result, table
+    from secondguess.commands.show_text import legend
 
     console = stdout_console()
     by_method = decode(console)
-    console.print(table(by_method))
+    console.print(legend(), "", table(by_method), "", sep="\n")
     if args.json:
         rows = [result(run) for runs in zip(*by_method.values(), strict=True) for run in runs]
         write_json(args.json, make_record(), "results", rows)

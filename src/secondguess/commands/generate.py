@@ -88,6 +88,7 @@ def answer(
     """One prompt by every method, and the table that compares them."""
     from secondguess.commands.compare import stream
     from secondguess.commands.show_table import table
+    from secondguess.commands.show_text import legend
     from secondguess.commands.show_tree import KEY, draw_tree
 
     runs = []
@@ -97,7 +98,7 @@ def answer(
             tokenizer: Any = llm.target.tokenizer
             console.print(KEY, draw_tree(run.trace, tokenizer.decode), "", sep="\n")
         runs.append(run)
-    console.print(table({run.method: [run] for run in runs}))
+    console.print(legend(), "", table({run.method: [run] for run in runs}), sep="\n")
     if params.temperature:
         console.print(f"seed {params.seed}")
     return runs

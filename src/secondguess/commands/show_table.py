@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
@@ -23,10 +24,6 @@ class Run:
     trace: CycleTrace | None
 
 
-def name_of(method: str) -> Text:
-    return Text("ar (plain decoding)" if method == "ar" else method)
-
-
 def total(runs: Sequence[Run]) -> Stats:
     """Counts and times added up."""
     return Stats(**{f.name: sum(getattr(run.output.stats, f.name) for run in runs) for f in fields(Stats)})
@@ -42,8 +39,8 @@ def table(by_method: dict[str, list[Run]]) -> Table:
     first = "ar" if "ar" in by_method else next(iter(by_method))
     base, base_speed = by_method[first], total(by_method[first]).tokens_per_second
     against = "plain" if first == "ar" else first
-    columns = ("tokens", "tokens/s", "acceptance length", f"speedup over {against}", f"identical to {against}")
-    shown = Table("method")
+    columns = ("tokens", "tokens/s", "acceptance\nlength", f"speedup\nvs {against}", f"identical\nto {against}")
+    shown = Table("method", box=SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
     for column in columns if len(by_method) > 1 else columns[:3]:
         shown.add_column(column, justify="right")
     for method, runs in by_method.items():
@@ -55,7 +52,7 @@ def table(by_method: dict[str, list[Run]]) -> Table:
             f"{stats.tokens_per_second / base_speed:.2f}x" if base_speed else "-",
             "yes" if same == len(runs) else f"NO ({same} of {len(runs)})",
         )
-        shown.add_row(name_of(method), *cells[: len(shown.columns) - 1])
+        shown.add_row(Text(method), *cells[: len(shown.columns) - 1])
     return shown
 
 

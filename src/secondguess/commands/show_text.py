@@ -76,14 +76,26 @@ class Writer:
         self._console.print(word, end="", soft_wrap=True)
 
 
-def legend(origins: Iterable[Origin]) -> Text:
-    """Who guessed how many tokens, in the colours of the text."""
+def legend() -> Text:
+    """What the colours mean."""
+    return Text.assemble(
+        "Who wrote a token: ",
+        ("level 0, the drafter at first sight", STYLES["level0"]),
+        "; ",
+        ("refined, the drafter at its second look", STYLES["refined"]),
+        "; ",
+        ("bonus, the model itself", STYLES["bonus"]),
+        ".",
+    )
+
+
+def census(origins: Iterable[Origin]) -> Text:
+    """How many tokens came from whom, in the colours of the text. Prefill is the model itself, as a bonus token is."""
     count = Counter(origins)
-    own = count["prefill"] + count["bonus"]
-    return Text("   ").join(
-        [
-            Text(f"level 0: {count['level0']}", STYLES["level0"]),
-            Text(f"refined: {count['refined']}", STYLES["refined"]),
-            Text(f"bonus (the model's own): {own}", STYLES["bonus"]),
-        ]
+    return Text.assemble(
+        (f"level 0: {count['level0']}", STYLES["level0"]),
+        "  ",
+        (f"refined: {count['refined']}", STYLES["refined"]),
+        "  ",
+        (f"bonus: {count['prefill'] + count['bonus']}", STYLES["bonus"]),
     )

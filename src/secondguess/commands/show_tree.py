@@ -31,7 +31,7 @@ def draw_tree(trace: CycleTrace, decode: Callable[[int], str]) -> Tree:
         probability = exp(scores[node] - scores[parent])
         drawn[node] = drawn[parent].add(_label(decode(tokens[node]), probability, levels[node], node in path))
     bonus = decode(int(verdict.tokens_RD[0, num_emitted - 1]))
-    drawn[path[-1]].add(Text.assemble((repr(bonus), "bold"), " bonus (the model's own)"))
+    drawn[path[-1]].add(Text.assemble((repr(bonus), "bold"), " bonus"))
     return root
 
 
