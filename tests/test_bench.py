@@ -156,13 +156,13 @@ def drafter(target, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def make(target, methods, trees=(SMALL,), *, drafter=None, batch_size=1, temperatures=(0.0,), prompts=3) -> Bench:
+def make(target, methods, trees=(SMALL,), *, drafter=None, batch_size=1, temperatures=(0.0,), prompts=2) -> Bench:
     llms = {
         m: LLM(target, drafter, method=m.typed, tree=m.tree, max_batch_size=batch_size, max_model_len=64)
         for m in line_up(methods, list(trees))
     }
     tokens = [Prompt(task, f"{task}{i}", (1, 2, 3, i)) for task in ("x", "y") for i in range(prompts)]
-    return Bench(llms, make_groups(tokens, batch_size), batch_size, temperatures, 20, 0)
+    return Bench(llms, make_groups(tokens, batch_size), batch_size, temperatures, 16, 0)
 
 
 def finish(bench: Bench, folder: Path) -> Findings:
@@ -179,12 +179,11 @@ def untimed(rows):
 
 
 def test_rows_of_a_lossless_run(target, drafter: Path, tmp_path: Path) -> None:
-    methods = ["ngram", "eagle3.1", "pr"]
-    bench = make(target, methods, [SMALL, TreeConfig(budget=3)], drafter=drafter, temperatures=(0.0, 1.0))
+    bench = make(target, ["ngram", "eagle3.1", "pr"], drafter=drafter, temperatures=(0.0, 1.0))
     rows = finish(bench, tmp_path).rows()
-    assert len(rows) == 2 * 2 * 7
+    assert len(rows) == 2 * 2 * 4
     assert all(row["identical_to_ar"] == 1 and row["num_excused"] == 0 for row in rows)
-    ar, pr = rows[0], rows[5]
+    ar, pr = rows[0], rows[3]
     assert (ar["method"], ar["budget"], ar["speedup_vs_ar"], ar["acceptance_length"]) == ("ar", 0, 1, 1)
     assert (pr["method"], pr["task"], pr["budget"], pr["num_reconsider"], pr["batch_size"]) == ("pr", "x", 6, 3, 1)
     assert pr["acceptance_length"] > 1
@@ -196,7 +195,7 @@ def test_rows_of_a_lossless_run(target, drafter: Path, tmp_path: Path) -> None:
 def test_batches_give_the_same_texts_as_single_prompts(target, drafter: Path, tmp_path: Path) -> None:
     single, batch = (
         finish(make(target, ["pr"], drafter=drafter, batch_size=n, temperatures=(1.0,)), tmp_path / str(n))
-        for n in (1, 3)
+        for n in (1, 2)
     )
     assert {k: r.token_ids for k, r in single.results.items()} == {k: r.token_ids for k, r in batch.results.items()}
     assert {r.group for r in batch.results.values()} == {0, 1}
@@ -205,26 +204,26 @@ def test_batches_give_the_same_texts_as_single_prompts(target, drafter: Path, tm
 def test_totals_are_over_all_tasks(target, tmp_path: Path) -> None:
     findings = finish(make(target, ["ngram"]), tmp_path)
     rows, (ar, ngram) = findings.rows(), findings.totals()
-    assert (ar["task"], ar["num_prompts"]) == ("all tasks", 6)
+    assert (ar["task"], ar["num_prompts"]) == ("all tasks", 4)
     assert ngram["num_cycles"] == sum(row["num_cycles"] for row in rows if row["method"] == "ngram")
     assert markdown([ngram]).count("\n|") == 3
 
 
 def test_methods_take_turns_within_a_prompt_and_rotate(target) -> None:
-    bench = make(target, ["ngram"], [SMALL, TreeConfig(budget=3)], prompts=2)
+    bench = make(target, ["ngram"], [SMALL, TreeConfig(budget=3)])
     order = [(group.number, method.typed, shape(method)["budget"]) for group, method, _ in turns(bench)]
     a, b, c = ("ar", 0), ("ngram", 6), ("ngram", 3)
     assert order == [(g, *m) for g, methods in enumerate(([a, b, c], [b, c, a], [c, a, b], [a, b, c])) for m in methods]
 
 
 def test_an_interrupted_run_goes_on_and_gives_the_same_rows(target, tmp_path: Path) -> None:
-    whole = finish(make(target, ["ngram"], temperatures=(0.0, 1.0)), tmp_path / "whole")
+    whole = finish(make(target, ["ngram"], temperatures=(1.0,)), tmp_path / "whole")
 
     def interrupt(result: Result) -> None:
         if len(store.results) == 5:
             raise KeyboardInterrupt
 
-    bench = make(target, ["ngram"], temperatures=(0.0, 1.0))
+    bench = make(target, ["ngram"], temperatures=(1.0,))
     store = Store(tmp_path / "part", {"seed": 0}, "r1")
     with pytest.raises(KeyboardInterrupt):
         run(bench, store, interrupt)
@@ -242,7 +241,7 @@ def test_a_finished_run_is_only_reported(target, tmp_path: Path) -> None:
     first = finish(make(target, ["ngram"]), tmp_path)
     bench = make(target, ["ngram"])
     for llm in bench.llms.values():
-        llm.engine = None  # nothing may be decoded
+        llm.engine = None  # type: ignore[assignment]  # nothing may be decoded
     assert finish(bench, tmp_path).rows() == first.rows()
 
 
@@ -295,7 +294,7 @@ def test_a_lossy_verifier_is_caught_and_not_excused(target, tmp_path: Path, temp
     ngram = findings.totals()[1]
     assert ngram["identical_to_ar"] < 1
     assert ngram["num_excused"] == 0
-    assert len(findings.faults) == round((1 - ngram["identical_to_ar"]) * 6)
+    assert len(findings.complaints()) == round((1 - ngram["identical_to_ar"]) * 4)
 
 
 def test_near_ties_that_rounding_turns_are_excused(target, tmp_path: Path) -> None:
@@ -304,7 +303,8 @@ def test_near_ties_that_rounding_turns_are_excused(target, tmp_path: Path) -> No
     ngram = findings.totals()[1]
     assert ngram["identical_to_ar"] < 1
     assert ngram["num_excused"] == len(findings.audits) > 0
-    assert findings.faults == []
+    assert findings.complaints() == [f"{len(findings.audits)} of 8 texts differ by rounding, over 0.5% of them"]
+    assert f", {ngram['num_excused']} excused |" in markdown([ngram])
     assert all(a.gap and a.difference and a.gap <= 2 * a.difference < 1e-4 for a in findings.audits.values())
 
 
@@ -318,7 +318,8 @@ def test_a_wrong_token_among_rounded_scores_is_not_excused(target) -> None:
         tampered[position] = (tampered[position] + 1) % 12
         verdict = audit((plain, other), job, 0, (output.token_ids, tampered))
         assert verdict.position == position
-        assert verdict.gap and verdict.difference
+        assert verdict.gap
+        assert verdict.difference
         assert verdict.gap > 100 * verdict.difference
         assert not verdict.excused
 
@@ -405,10 +406,26 @@ def test_a_second_call_continues_the_run_folder_and_refuses_other_settings(comma
     assert "r holds a run with other settings (seed): give another --out" in capsys.readouterr().err
 
 
+def test_an_interrupt_says_how_to_go_on(command, monkeypatch, capsys) -> None:
+    add = Store.add
+
+    def add_two(self: Store, results) -> None:
+        add(self, results)
+        if len(self.results) == 2:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "add", add_two)
+        assert command("--method", "ngram", "--out", "r") == 130
+    assert "go on with the same command and --out r\n" in capsys.readouterr().err
+    assert command("--method", "ngram", "--out", "r") == 0
+    assert len(Path("r/requests.jsonl").read_text().splitlines()) == 6
+
+
 def test_a_lossy_method_is_named_and_the_exit_code_is_1(command, monkeypatch, capsys) -> None:
     monkeypatch.setattr("secondguess.engine.cycle.child_with", lambda tree, node_R, token_R: lossy(tree, node_R))
-    assert command("--method", "ngram", "--max-new-tokens", "30") == 1
-    assert "NOT LOSSLESS: ngram (budget 48, T = 0) on own" in capsys.readouterr().err
+    assert command("--method", "ngram", "--budget", "4", "--max-new-tokens", "30", "--limit", "1") == 1
+    assert "NOT LOSSLESS: ngram (budget 4, T = 0) on own 0" in capsys.readouterr().err
 
 
 def lossy(tree, node_R):

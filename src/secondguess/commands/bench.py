@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 WITH_DRAFTER = ("eagle3.1", "pr")
+TABLE_WIDTH = 80  # at least: a narrower terminal breaks lines rather than numbers
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -98,11 +99,10 @@ def run(args: argparse.Namespace) -> int:
         stderr.print(f"results so far are in {store.folder}; go on with the same command and --out {store.folder}")
         raise
     write(findings, record, store.folder, args.json)
-    for key in findings.faults:
-        stderr.print(
-            f"NOT LOSSLESS: {key.method} (budget {key.budget}, T = {key.temperature:g}) on {key.task} {key.id}"
-        )
-    return 1 if findings.faults else 0
+    complaints = findings.complaints()
+    for line in complaints:
+        stderr.print(line, markup=False)
+    return 1 if complaints else 0
 
 
 def check(args: argparse.Namespace) -> tuple[list[Method], list[TaskPrompt]]:
@@ -199,13 +199,13 @@ def write(findings: Findings, record: dict[str, Any], folder: Path, json_file: P
 
     rows = findings.rows()
     shown = rows + findings.totals() if len({row["task"] for row in rows}) > 1 else rows
-    console = stdout_console()
-    for table in rich_tables(shown):
-        console.print(table)
     for path in filter(None, (folder / "summary.json", json_file)):
         write_json(path, record, "rows", rows)
     audits = [key._asdict() | asdict(audit) for key, audit in findings.audits.items()]
     write_json(folder / "audits.json", record, "results", audits)
     passport = f"`{record['command']}`, revision {record['revision']}, {record['machine']['cpu']}, {record['time']}"
     (folder / "table.md").write_text(f"{passport}\n\n{markdown(shown)}", encoding="utf-8")
-    console.print(f"run folder: {folder}")
+    console = stdout_console()
+    for table in rich_tables(shown):
+        console.print(table, "", width=max(console.width, TABLE_WIDTH), crop=False)
+    console.print(f"run folder: {folder}", markup=False)
