@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import hashlib
 from collections.abc import Callable
 from dataclasses import asdict
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -22,16 +20,14 @@ from secondguess.types import SamplingParams
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from secondguess.bench.plan import Prompt
     from secondguess.bench.report import Findings
     from secondguess.bench.result import Result
     from secondguess.bench.runner import Bench
     from secondguess.bench.store import Store
-    from secondguess.target.hf import HFTarget
 
 T = TypeVar("T")
 
-WITH_DRAFTER = ("eagle3.1", "pr")
+TASKS = ("gsm8k", "mt_bench", "humaneval")
 TABLE_WIDTH = 80  # at least: a narrower terminal breaks lines rather than numbers
 
 
@@ -41,31 +37,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     methods = f"comma-separated: {', '.join(METHODS)}, with settings if wanted (pr:m=0); ar always runs"
     add("--method", default="ar,eagle3.1,pr", help=f"{methods} (default: ar,eagle3.1,pr)")
     tasks = f"comma-separated: {', '.join(FILES)}, or paths of JSONL files"
-    add(
-        "--tasks",
-        type=words,
-        default=("gsm8k", "mt_bench", "humaneval"),
-        help=f"{tasks} (default: gsm8k,mt_bench,humaneval)",
-    )
+    add("--tasks", type=words, default=TASKS, help=f"{tasks} (default: {','.join(TASKS)})")
     add("--data-dir", type=Path, help=f"folder of the named tasks' files (default: what {DATA_VARIABLE} names)")
     add("--limit", type=int, metavar="INT", help="prompts per task, evenly spaced over its file (default: all)")
     add("--max-new-tokens", type=int, default=128, metavar="INT", help="new tokens at most (default: 128)")
-    add(
-        "--budget",
-        dest="budgets",
-        type=ints,
-        default=(48,),
-        metavar="INT,...",
-        help="draft tokens verified per cycle (default: 48)",
-    )
-    add(
-        "--temperature",
-        dest="temperatures",
-        type=floats,
-        default=(0.0,),
-        metavar="FLOAT,...",
-        help="each with its own baseline (default: 0)",
-    )
+    budget, baseline = "draft tokens verified per cycle (default: 48)", "each with its own baseline (default: 0)"
+    add("--budget", dest="budgets", type=ints, default=(48,), metavar="INT,...", help=budget)
+    add("--temperature", dest="temperatures", type=floats, default=(0.0,), metavar="FLOAT,...", help=baseline)
     add("--batch-size", type=int, default=1, metavar="INT", help="prompts decoded together (default: 1)")
     add("--seed", type=int, default=0, metavar="INT", help="of all draws; each prompt has its own from it (default: 0)")
     add("--drafter", help="folder, or name of one that ships (default: the one named like the method)")
@@ -87,6 +65,7 @@ def comma_separated(kind: Callable[[str], T]) -> Callable[[str], tuple[T, ...]]:
 def run(args: argparse.Namespace) -> int:
     from rich.console import Console
 
+    from secondguess.commands.bench_run import make_bench, open_store
     from secondguess.commands.compare import load
 
     methods, prompts = check(args)
@@ -116,60 +95,6 @@ def check(args: argparse.Namespace) -> tuple[list[Method], list[TaskPrompt]]:
         SamplingParams(temperature=temperature, seed=args.seed, max_tokens=args.max_new_tokens)
     trees = [from_args(TreeConfig, args, budget=budget) for budget in args.budgets]
     return line_up(split_methods(args.method), trees), load_tasks(args.tasks, args.data_dir, args.limit)
-
-
-def make_bench(args: argparse.Namespace, target: HFTarget, methods: list[Method], prompts: list[TaskPrompt]) -> Bench:
-    """Prompts as token ids, and one LLM per method with just the room that they need."""
-    from secondguess.bench.plan import make_groups
-    from secondguess.bench.runner import Bench
-    from secondguess.llm import LLM
-
-    encoded = [encode(target, prompt) for prompt in prompts]
-    longest = max(len(prompt.ids) for prompt in encoded) + args.max_new_tokens
-    room = {"max_batch_size": args.batch_size, "max_model_len": min(longest, target.spec.context_len)}
-    llms = {m: LLM(target, args.drafter, method=m.typed, tree=m.tree, **room) for m in methods}
-    groups = make_groups(encoded, args.batch_size)
-    return Bench(llms, groups, args.batch_size, args.temperatures, args.max_new_tokens, args.seed)
-
-
-def encode(target: HFTarget, prompt: TaskPrompt) -> Prompt:
-    from secondguess.bench.plan import Prompt
-    from secondguess.commands.compare import prompt_ids
-
-    try:
-        return Prompt(prompt.task, prompt.id, tuple(prompt_ids(target, prompt.text)))
-    except UserError as error:
-        raise UserError(f"task {prompt.task}, row {prompt.id}: {error}") from error
-
-
-def open_store(args: argparse.Namespace, bench: Bench, record: dict[str, Any]) -> Store:
-    """The run folder. A result may be continued only with what would have given the same one, on the same machine."""
-    from secondguess.bench.store import Store
-
-    flags = {name: value for name, value in vars(args).items() if name not in ("out", "json", "data_dir", "tasks")}
-    made_of = {
-        "target_weights": next(iter(bench.llms.values())).target.fingerprint,
-        "drafter_weights": drafter_digests(bench, args.drafter),
-        "prompts": [
-            [p.task, p.id, hashlib.sha256(str(p.ids).encode()).hexdigest()] for g in bench.groups for p in g.prompts
-        ],
-        "machine": record["machine"],
-    }
-    folder = args.out or Path("runs") / f"bench-{datetime.now():%Y%m%d-%H%M%S}"
-    return Store(folder, flags | made_of, record["revision"])
-
-
-def drafter_digests(bench: Bench, drafter: str | None) -> dict[str, str]:
-    """SHA-256 of the weight files of every drafter that takes part."""
-    from secondguess.drafter.shipped import find_drafter
-
-    digests = {}
-    for method, llm in bench.llms.items():
-        if method.name in WITH_DRAFTER:
-            folder = find_drafter(drafter or method.name, llm.target.embedding)
-            files = sorted(folder.rglob("*.safetensors"))
-            digests[method.name] = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
-    return digests
 
 
 def measure(bench: Bench, store: Store, console: Console) -> Findings:
@@ -206,6 +131,7 @@ def write(findings: Findings, record: dict[str, Any], folder: Path, json_file: P
     passport = f"`{record['command']}`, revision {record['revision']}, {record['machine']['cpu']}, {record['time']}"
     (folder / "table.md").write_text(f"{passport}\n\n{markdown(shown)}", encoding="utf-8")
     console = stdout_console()
+    console.width = max(console.width, TABLE_WIDTH)
     for table in rich_tables(shown):
-        console.print(table, "", width=max(console.width, TABLE_WIDTH), crop=False)
+        console.print(table, "")
     console.print(f"run folder: {folder}", markup=False)
