@@ -79,9 +79,7 @@ def make_speculator(
     folder = find_drafter(drafter or method.name, target.embedding)
     loaded = load_drafter(folder, target.embedding, target.spec.num_layers)
     if method.tree.num_reconsider and not loaded.config.reconsideration:
-        raise UserError(
-            f"drafter {folder} has no self-query, so it cannot reconsider: use eagle3.1 or a pr drafter"
-        )
+        raise UserError(f"drafter {folder} has no self-query, so it cannot reconsider: use eagle3.1 or a pr drafter")
     if can_pack(loaded):
         pack_linears(loaded)
     return EagleSpeculator(loaded, method.tree, num_slots, num_columns)

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from secondguess.config import DrafterConfig
 
-
 NUM_TAPS = 3
 
 

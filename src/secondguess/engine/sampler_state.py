@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from secondguess.errors import UserError
 from secondguess.types import Request, SamplingParams
 
 _GREEDY_BELOW = 1e-5  # vLLM's limit too: such a temperature differs from 0 only by its rounding errors
@@ -106,7 +107,7 @@ def start(
 ) -> SamplerState:
     """The state of requests that have emitted nothing yet.
 
-    ``seeds`` are given apart from ``requests`` because the caller draws one for a request without. Raises ValueError
+    ``seeds`` are given apart from ``requests`` because the caller draws one for a request without. Raises UserError
     when a request names a token outside the vocabulary.
     """
     rows = tuple(_row(request, seed, vocab_size, eos_ids) for request, seed in zip(requests, seeds, strict=True))
@@ -160,12 +161,17 @@ def record(state: SamplerState, tokens_R: Tensor, active_R: Tensor) -> None:
         history.output_counts_PV.scatter_add_(1, tokens_P1, active_P1.to(torch.int32))
 
 
-def _row(request: Request, seed: int, vocab_size: int, eos_ids: Sequence[int]) -> SamplerRow:
-    params = request.params
+def check_ids(params: SamplingParams, vocab_size: int) -> None:
+    """Raises UserError when a setting names a token outside the vocabulary."""
     for name, ids in (("logit_bias", params.logit_bias), ("stop_token_ids", params.stop_token_ids)):
         for token in ids:
             if not 0 <= token < vocab_size:
-                raise ValueError(f"{name} names token {token}, but the vocabulary ends at {vocab_size - 1}")
+                raise UserError(f"{name} names token {token}, but the vocabulary ends at {vocab_size - 1}")
+
+
+def _row(request: Request, seed: int, vocab_size: int, eos_ids: Sequence[int]) -> SamplerRow:
+    params = request.params
+    check_ids(params, vocab_size)
     end_ids = params.stop_token_ids if params.ignore_eos else (*eos_ids, *params.stop_token_ids)
     return SamplerRow(params, seed, request.choice, tuple(dict.fromkeys(end_ids)))
 

@@ -9,7 +9,7 @@ from time import perf_counter
 import torch
 
 from secondguess.engine.cycle import Batch, Engine, run_cycle
-from secondguess.engine.sampler_state import join, keep, record, start
+from secondguess.engine.sampler_state import check_ids, join, keep, record, start
 from secondguess.engine.sampling import choose
 from secondguess.engine.sequence import Sequence, TextStream
 from secondguess.engine.speculate import Accepted
@@ -41,6 +41,7 @@ class Scheduler:
         outside = next((t for t in request.prompt_ids if not 0 <= t < spec.vocab_size), None)
         if outside is not None:
             raise UserError(f"prompt token {outside} is outside the target's vocabulary of {spec.vocab_size}")
+        check_ids(params, spec.vocab_size)
         ends = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else spec.eos_token_ids)
         sequence = Sequence(
             request=request,
