@@ -23,7 +23,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def llm(folder) -> LLM:
-    return LLM(folder / "target", folder / "pr", tree=TREE)
+    return LLM(folder / "target", folder / "drafters" / "pr", tree=TREE)
 
 
 @pytest.fixture(scope="module")
@@ -136,8 +136,8 @@ def test_the_end_of_a_text_that_may_become_a_stop_string() -> None:
         (lambda f: LLM(f / "target", method="prr"), "did you mean pr"),
         (lambda f: LLM(f / "target", method="pr:budgt=3"), "did you mean budget"),
         (lambda f: LLM(f / "target", method="eagle3.1:m=2"), "only pr reconsiders"),
-        (lambda f: LLM(f / "target", f / "eagle3.1", method="pr"), "no self-query"),
-        (lambda f: LLM(f / "target", f / "other"), "trained for another"),
+        (lambda f: LLM(f / "target", f / "drafters" / "eagle3.1", method="pr"), "no self-query"),
+        (lambda f: LLM(f / "target", f / "drafters" / "other"), "trained for another"),
         (lambda f: LLM(f / "target", "missing"), "no drafter 'missing'"),
         (lambda f: LLM(f / "target", method="ar", max_model_len=10**9), "max_model_len"),
         (lambda f: LLM(f / "target", method="ar", max_batch_size=0), "max_batch_size"),
@@ -149,8 +149,8 @@ def test_what_does_not_fit_is_refused(folder, make, match: str) -> None:
 
 
 def test_an_eagle_method_runs_a_pr_drafter_at_level_0(folder) -> None:
-    eagle = LLM(folder / "target", folder / "pr", method="eagle3.1", tree=TREE)
-    zero = LLM(folder / "target", folder / "pr", method="pr:m=0", tree=TREE)
+    eagle = LLM(folder / "target", folder / "drafters" / "pr", method="eagle3.1", tree=TREE)
+    zero = LLM(folder / "target", folder / "drafters" / "pr", method="pr:m=0", tree=TREE)
     for one, two in zip(eagle.stream("hello", LONG), zero.stream("hello", LONG), strict=True):
         assert one.token_ids == two.token_ids
         if eagle.engine.last and zero.engine.last:  # the first delta is the prefill's
