@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import pytest
@@ -148,6 +149,20 @@ def test_outputs_can_enter_training() -> None:
     target = tiny_target("llama")
     weight = torch.ones(32, dtype=torch.float64, requires_grad=True)
     (prefill(target, target.new_cache(1, 8), 0, [1, 2, 3]).taps_RNLH * weight).sum().backward()
+
+
+def test_threads_share_a_target() -> None:
+    target = tiny_target("llama", dtype=torch.float32)
+    texts = [[(3 * i + j) % 64 for j in range(20 + i)] for i in range(4)]
+
+    def taps(text: list[int]) -> list[Tensor]:
+        cache = target.new_cache(1, 64)
+        return [prefill(target, cache, 0, text).taps_RNLH for _ in range(10)]
+
+    alone = [taps(text)[0] for text in texts]
+    with ThreadPoolExecutor(4) as pool:
+        for expected, repeated in zip(alone, pool.map(taps, texts), strict=True):
+            assert all(torch.equal(expected, found) for found in repeated)
 
 
 def test_a_saved_folder_loads(tmp_path) -> None:

@@ -24,10 +24,14 @@ Attend = Callable[[Tensor, Tensor, Tensor, float], Tensor]  # q, k, v, scale -> 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One forward pass, handed through the model to every attention layer as the keyword ``step``."""
+    """One forward pass, handed through the model to every layer as the keyword ``step``.
+
+    What a pass computes lies here and not on the model, so that threads may share a target.
+    """
 
     rows: Rows
     cache: SlotCache
+    taps_RNH: dict[int, Tensor] = field(default_factory=dict)  # by layer: its input
     by_window: dict[int | None, Attend] = field(default_factory=dict)
 
     def attend(self, q_RHND: Tensor, k_RGWD: Tensor, v_RGWD: Tensor, scale: float, window: int | None) -> Tensor:

@@ -47,12 +47,11 @@ class HFTarget:
         self.embedding: Tensor = model.get_input_embeddings().weight
         self.head_weight: Tensor = model.get_output_embeddings().weight
         self._softcap: float | None = getattr(model.config, "final_logit_softcapping", None)
-        self._taps: dict[int, Tensor] = {}
         if can_pack(model):
             pack_linears(model)
         model.set_attn_implementation(attention.NAME)
         for layer in self.spec.tap_layers:
-            model.base_model.layers[layer].register_forward_pre_hook(self._tap(layer))
+            model.base_model.layers[layer].register_forward_pre_hook(tap(layer), with_kwargs=True)
 
     def new_cache(self, num_slots: int, num_columns: int) -> SlotCache:
         """``num_columns``: the longest text plus the rows of one pass."""
@@ -64,14 +63,15 @@ class HFTarget:
         """See ``Target.forward``."""
         n = rows.tokens_RN.shape[1]
         rows = _at_least(rows, MIN_ROWS)
+        step = attention.Step(rows, cache)
         out = self.model.base_model(
             input_ids=rows.tokens_RN,
             position_ids=rows.positions_RN,
             use_cache=False,
-            step=attention.Step(rows, cache),
+            step=step,
         )
         hidden_RNH = out.last_hidden_state
-        taps_RNLH = torch.stack([self._taps.pop(layer) for layer in self.spec.tap_layers], 2)
+        taps_RNLH = torch.stack([step.taps_RNH[layer] for layer in self.spec.tap_layers], 2)
         logits_RNV = self._logits(hidden_RNH[:, -MIN_ROWS:] if last_only else hidden_RNH)
         return TargetOut(hidden_RNH[:, :n], taps_RNLH[:, :n], logits_RNV[:, -1:] if last_only else logits_RNV[:, :n])
 
@@ -81,11 +81,14 @@ class HFTarget:
             return logits_RNV
         return torch.tanh(logits_RNV / self._softcap) * self._softcap
 
-    def _tap(self, layer: int) -> Callable[[object, tuple[Tensor, ...]], None]:
-        def hook(_module: object, args: tuple[Tensor, ...]) -> None:
-            self._taps[layer] = args[0]
 
-        return hook
+def tap(layer: int) -> Callable[[object, tuple[Tensor, ...], dict[str, Any]], None]:
+    """A hook that leaves a layer's input with the pass it belongs to."""
+
+    def hook(_module: object, args: tuple[Tensor, ...], kwargs: dict[str, Any]) -> None:
+        kwargs["step"].taps_RNH[layer] = args[0]
+
+    return hook
 
 
 def _at_least(rows: Rows, count: int) -> Rows:
