@@ -58,6 +58,20 @@ def test_level0_rows_do_not_depend_on_reconsidered_rows() -> None:
     assert (first[0] - first[3]).abs().max() < 1e-12
 
 
+def test_bfloat16_drafters_keep_positions_apart() -> None:
+    """In bfloat16 itself 600 and 601 are one number, and so are 256 and 257."""
+    target = tiny_target("llama", dtype=torch.float32)
+    drafter, generator = tiny_drafter(target), torch.Generator().manual_seed(0)
+    e_XH, g_XH = torch.randn(2, 1, target.spec.hidden_size, generator=generator).expand(2, 2, -1)
+    positions_X = torch.tensor([600, 601])
+    _, k_XGD, _ = drafter.project(e_XH, g_XH, positions_X)
+    half = tiny_drafter(target).to(torch.bfloat16)
+    _, half_XGD, _ = half.project(e_XH.bfloat16(), g_XH.bfloat16(), positions_X)
+    moved = (k_XGD[0] - k_XGD[1]).abs().max()
+    assert (half_XGD[0] - half_XGD[1]).abs().max() > 0.5 * moved
+    assert (half_XGD.float() - k_XGD).abs().max() < 0.1 * moved
+
+
 def test_a_request_drafts_the_same_tree_alone_and_in_a_batch() -> None:
     target = tiny_target("llama")
     both, alone = speculator(target, 3), speculator(target, 3)

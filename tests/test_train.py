@@ -62,6 +62,15 @@ def test_steps_train_fewer_and_fewer_rows(setting) -> None:
     assert torch.equal(steps[0].target_XV, batch.target_TV[[2, 3, 4, 5, 10]])
 
 
+def test_few_rows_still_train(setting) -> None:
+    """An answer of one token trains no row; a small rho gives one row of few a second look."""
+    target, drafter, _ = setting
+    assert list(unroll(drafter, random_batch(target, drafter, lengths=(4,), starts=(3,)), 3, EVERY_ROW)) == []
+    short = random_batch(target, drafter, lengths=(4, 4), starts=(3, 1))
+    steps = list(unroll(drafter, short, 3, replace(EVERY_ROW, rho=0.1)))
+    assert [(len(step.logits0_XV), int(step.looked_X.sum())) for step in steps] == [(2, 1), (1, 1)]
+
+
 def test_a_row_sees_its_own_draft_and_nothing_of_the_others(setting) -> None:
     """Causality by gradient: the logits of one row at step 2 depend on the taps of features 0..p only."""
     _, drafter, batch = setting

@@ -9,6 +9,8 @@ V draft vocabulary. Tensor names are those of the flat EAGLE-3 checkpoint format
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -73,8 +75,13 @@ class Drafter(nn.Module):
             self.self_query = nn.Parameter(torch.zeros(config.hidden_size))
         self.register_buffer("embedding", embedding, persistent=False)
         self.register_buffer("target_ids", target_ids, persistent=False)
-        half = torch.arange(0, config.head_dim, 2, dtype=torch.float64) / config.head_dim
-        self.register_buffer("rope_rates", config.rope_theta**-half, persistent=False)
+        self.rope_rates = rope_rates(config).to(embedding.device)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Drafter:
+        """``.to(dtype)`` must spare the rates: bfloat16 cannot tell position 257 from 256."""
+        super()._apply(fn, recurse)
+        self.rope_rates = self.rope_rates.to(self.embedding.device)
+        return self
 
     def fuse(self, taps: Tensor) -> Tensor:
         """Feature of a position from the target's tapped states: [..., L, target hidden] -> [..., H]."""
@@ -94,7 +101,7 @@ class Drafter(nn.Module):
         q = layer.self_attn.q_proj(x).unflatten(-1, (c.num_attention_heads, c.head_dim))
         k = layer.self_attn.k_proj(x).unflatten(-1, (c.num_key_value_heads, c.head_dim))
         v = layer.self_attn.v_proj(x).unflatten(-1, (c.num_key_value_heads, c.head_dim))
-        angles = positions[..., None].to(self.rope_rates.dtype) * self.rope_rates
+        angles = positions[..., None] * self.rope_rates
         cos, sin = angles.cos().to(q.dtype)[..., None, :], angles.sin().to(q.dtype)[..., None, :]
         return rotate(q, cos, sin), rotate(k, cos, sin), v
 
@@ -106,6 +113,11 @@ class Drafter(nn.Module):
     def logits(self, z: Tensor) -> Tensor:
         """Post-norm feature [..., H] -> draft logits [..., V]."""
         return self.lm_head(z)
+
+
+def rope_rates(c: DrafterConfig) -> Tensor:
+    """float64 [D / 2] radians per position."""
+    return c.rope_theta ** -(torch.arange(0, c.head_dim, 2, dtype=torch.float64) / c.head_dim)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

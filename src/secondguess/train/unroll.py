@@ -65,6 +65,8 @@ def unroll(drafter: Drafter, batch: Batch, num_steps: int, reconsider: Reconside
     g_TH = drafter.fuse(batch.taps_TLH)
     q_TAD, k_TGD, v_TGD = drafter.project(drafter.embed(batch.tokens_T.roll(-1)), g_TH, position_T)
     rows_X = start_rows(batch)
+    if not rows_X.numel():
+        return
     g_XH, q_XAD = g_TH[rows_X], q_TAD[rows_X]
     own: list[KeyValue] = []
     coin = torch.Generator().manual_seed(reconsider.seed) if reconsider else None
@@ -123,9 +125,9 @@ def lean(f: Tensor, attach: float) -> Tensor:
 
 
 def most_doubtful(doubt_X: Tensor, share: float) -> Tensor:
-    """bool [X]: the ``share`` least confident rows."""
+    """bool [X]: the ``share`` least confident rows, at least one."""
     chosen = torch.zeros_like(doubt_X, dtype=torch.bool)
-    chosen[doubt_X.topk(round(share * doubt_X.numel())).indices] = True
+    chosen[doubt_X.topk(max(1, round(share * doubt_X.numel()))).indices] = True
     return chosen
 
 
