@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
@@ -18,6 +19,7 @@ from secondguess.target.hf import HFTarget
 from secondguess.target.load import load_target
 from secondguess.testing import tiny_target
 from secondguess.types import Rows, TargetOut
+from tiny_folder import save_tiny
 
 FAMILIES = ("llama", "qwen2", "qwen3", "gemma3")
 BUDGET = 6
@@ -170,6 +172,23 @@ def test_a_saved_folder_loads(tmp_path) -> None:
     plain_model(target).save_pretrained(tmp_path)
     with pytest.raises(UserError, match="cannot load target"):  # no tokenizer there
         load_target(str(tmp_path), dtype="float64")
+
+
+def test_a_folder_that_lacks_a_weight(tmp_path) -> None:
+    weights = save_tiny(tmp_path) / "target" / "model.safetensors"
+    tensors = load_file(weights)
+    norm = tensors.pop("model.norm.weight")
+    save_file(tensors, weights, {"format": "pt"})
+    with pytest.raises(UserError, match=r"target do not fit its config: model\.norm\.weight is missing$"):
+        load_target(str(tmp_path / "target"))
+    gate = tensors.pop("model.layers.2.mlp.gate_proj.weight")
+    save_file(tensors | {"model.norm.weight": norm[:7]}, weights, {"format": "pt"})
+    with pytest.raises(UserError, match=r"gate_proj\.weight is missing \(and 1 more\)"):
+        load_target(str(tmp_path / "target"))
+    tensors |= {"model.norm.weight": norm[:7], "model.layers.2.mlp.gate_proj.weight": gate}
+    save_file(tensors, weights, {"format": "pt"})
+    with pytest.raises(UserError, match=r"model\.norm\.weight has shape \[7\], not \[32\]$"):
+        load_target(str(tmp_path / "target"))
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from secondguess.errors import UserError
+from secondguess.target.pretrained import load_whole
 from secondguess.target.quiet import quiet_transformers
 
 MAGIC = b"GGUF"
@@ -58,7 +59,7 @@ def is_intact(folder: Path) -> bool:
     """Whether the folder holds what its manifest says."""
     try:
         digests = json.loads((folder / MANIFEST).read_text())
-        return all(_digest(folder / name) == digest for name, digest in digests.items())
+        return bool(digests) and all(_digest(folder / name) == digest for name, digest in digests.items())
     except (OSError, ValueError, AttributeError):  # missing or damaged: no such file, no JSON, no mapping
         return False
 
@@ -89,12 +90,11 @@ def _digest(path: Path) -> str:
 
 
 def _convert(source: Path, folder: Path) -> None:
-    where = {"pretrained_model_name_or_path": str(source.parent), "gguf_file": source.name}
     with quiet_transformers():
         try:
-            loaded = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
-            tokenizer: Any = AutoTokenizer.from_pretrained(**where)
-        except OSError:
+            loaded = load_whole(source.parent, gguf_file=source.name, dtype=torch.float32)
+            tokenizer: Any = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
+        except (OSError, UserError):
             raise
         except Exception as error:  # the parser fails in many ways on a damaged file
             reason = str(error).strip().partition("\n")[0]

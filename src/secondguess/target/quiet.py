@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Iterator
+from collections.abc import Generator
 
 from transformers.utils import logging
 
 
 @contextlib.contextmanager
-def quiet_transformers() -> Iterator[None]:
+def quiet_transformers() -> Generator[None]:
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
