@@ -13,6 +13,16 @@ def option(default: Any, help: str) -> Any:
     return field(default=default, metadata={"help": help})
 
 
+LIMITS = {
+    "budget": (1, 1024),
+    "num_steps": (1, 64),
+    "grow_width": (1, 256),
+    "offer_width": (1, 256),
+    "num_reconsider": (0, 256),
+}
+MAX_OFFERS = 2**20  # in one draft: ``tree.candidates.pack`` numbers them with 20 bits
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TreeConfig:
     """Shape of the draft tree. Defaults are the paper's (arXiv 2611.05724, Section "Defaults").
@@ -20,18 +30,21 @@ class TreeConfig:
     Raises UserError when a field is out of range.
     """
 
-    budget: int = option(48, "draft tokens verified per cycle (the paper's B)")
+    budget: int = option(48, "draft tokens verified per cycle (the paper's B); above 63, near-ties may round otherwise")
     num_steps: int = option(8, "drafter forwards per cycle (gamma)")
     grow_width: int = option(6, "nodes forwarded per draft step (B_w)")
     offer_width: int = option(6, "children offered by one forwarded node (k)")
     num_reconsider: int = option(3, "nodes that get a second look per draft step (m); 0 is EAGLE-3.1")
 
     def __post_init__(self) -> None:
-        for name in ("budget", "num_steps", "grow_width", "offer_width"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.num_reconsider < 0:
-            raise UserError(f"num_reconsider must be at least 0, got {self.num_reconsider}")
+        for name, (low, high) in LIMITS.items():
+            value = getattr(self, name)
+            if value < low:
+                raise UserError(f"{name} must be at least {low}, got {value}")
+            if value > high:
+                raise UserError(f"{name} must be at most {high}, got {value}")
+        if self.num_steps * (self.grow_width + self.num_reconsider) * self.offer_width >= MAX_OFFERS:
+            raise UserError("num_steps x (grow_width + num_reconsider) x offer_width must be below 2^20: lower one")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,11 @@ if TYPE_CHECKING:
     from secondguess.engine.speculate import Speculator
     from secondguess.target.hf import HFTarget
 
-METHODS = ("ar", "ngram", "eagle3.1", "pr")
+# What a draft tree is shaped by, and which of it each method uses: the rest is refused, and reported as 0.
+SHAPE = ("budget", "grow_width", "offer_width", "num_steps", "num_reconsider")
+USES = {"ar": (), "ngram": ("budget", "num_steps"), "eagle3.1": SHAPE[:-1], "pr": SHAPE}
+METHODS = tuple(USES)
+WITH_DRAFTER = ("eagle3.1", "pr")
 SHORT = {"m": "num_reconsider", "k": "offer_width", "gamma": "num_steps"}
 
 
@@ -25,28 +29,38 @@ class Method:
     name: str
     tree: TreeConfig
 
+    @property
+    def has_drafter(self) -> bool:
+        return self.name in WITH_DRAFTER
+
 
 def parse_method(text: str, tree: TreeConfig) -> Method:
     """Parse ``name[:setting=value,...]``; settings are TreeConfig fields (``m``, ``k``, ``gamma`` for short).
 
-    Raises UserError on an unknown name or setting, or a value out of range.
+    Raises UserError on an unknown name or setting, one that the method does not use, or a value out of range.
     """
     name, _, settings = text.partition(":")
     if name not in METHODS:
         raise UserError(f"unknown method {name!r}{did_you_mean(name, METHODS)}; methods are {', '.join(METHODS)}")
-    known = [field.name for field in fields(TreeConfig)]
-    changes: dict[str, int] = {} if name == "pr" else {"num_reconsider": 0}
-    for setting in filter(None, settings.split(",")):
-        key, _, value = setting.partition("=")
-        key = SHORT.get(key, key)
-        if key not in known:
-            raise UserError(f"method {text!r}: unknown setting {key!r}{did_you_mean(key, known)}")
-        if not value.isdecimal():
-            raise UserError(f"method {text!r}: {key} must be a whole number, got {value!r}")
-        changes[key] = int(value)
-    if name != "pr" and changes["num_reconsider"]:
-        raise UserError(f"method {text!r}: only pr reconsiders")
+    changes: dict[str, int] = {} if "num_reconsider" in USES[name] else {"num_reconsider": 0}
+    try:
+        changes |= dict(_setting(name, setting) for setting in filter(None, settings.split(",")))
+    except UserError as error:
+        raise UserError(f"method {text!r}: {error}") from error
     return Method(text, name, replace(tree, **changes))
+
+
+def _setting(name: str, text: str) -> tuple[str, int]:
+    key, _, value = text.partition("=")
+    key = SHORT.get(key, key)
+    if key not in SHAPE:
+        raise UserError(f"unknown setting {key!r}{did_you_mean(key, SHAPE)}")
+    if key not in USES[name]:
+        users = ", ".join(method for method in METHODS if key in USES[method])
+        raise UserError(f"{name} does not use {key}, only {users} {'do' if ' ' in users else 'does'}")
+    if not value.isdecimal():
+        raise UserError(f"{key} must be a whole number, got {value!r}")
+    return key, int(value)
 
 
 def split_methods(text: str) -> list[str]:
@@ -63,7 +77,10 @@ def split_methods(text: str) -> list[str]:
 def make_speculator(
     method: Method, target: HFTarget, drafter: str | Path | None, num_slots: int, num_columns: int
 ) -> Speculator:
-    """The speculator of a method. ``drafter``: a folder or the name of one that ships; None takes the method's own."""
+    """The speculator of a method. ``drafter``: a folder or the name of one that ships; None takes the method's own.
+
+    Raises UserError when there is no such drafter, or it does not fit the target or the method.
+    """
     from secondguess.engine.ngram import Ngram
     from secondguess.engine.speculate import Plain
 
@@ -80,6 +97,8 @@ def make_speculator(
     loaded = load_drafter(folder, target.embedding, target.spec.num_layers)
     if method.tree.num_reconsider and not loaded.config.reconsideration:
         raise UserError(f"drafter {folder} has no self-query, so it cannot reconsider: use eagle3.1 or a pr drafter")
+    if method.tree.offer_width > loaded.config.draft_vocab_size:
+        raise UserError(f"offer_width must be at most {loaded.config.draft_vocab_size}, the vocabulary of {folder}")
     if can_pack(loaded):
         pack_linears(loaded)
     return EagleSpeculator(loaded, method.tree, num_slots, num_columns)

@@ -7,11 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from secondguess.config import TreeConfig
-from secondguess.methods import Method, parse_method
-
-# The settings of a tree that a method uses; the others are reported as 0.
-SHAPE = ("budget", "grow_width", "offer_width", "num_steps", "num_reconsider")
-USES = {"ar": (), "ngram": ("budget", "num_steps"), "eagle3.1": SHAPE, "pr": SHAPE}
+from secondguess.methods import SHAPE, USES, Method, parse_method
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +32,7 @@ class Group:
 
 
 def shape(method: Method) -> dict[str, int]:
-    """What a bench row tells of a method's tree."""
+    """What a bench row tells of a method's tree: 0 where the method has no use for a setting."""
     return {name: getattr(method.tree, name) if name in USES[method.name] else 0 for name in SHAPE}
 
 

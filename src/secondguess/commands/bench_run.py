@@ -19,8 +19,6 @@ from secondguess.llm import LLM
 from secondguess.methods import Method
 from secondguess.target.hf import HFTarget
 
-WITH_DRAFTER = ("eagle3.1", "pr")
-
 
 def make_bench(args: argparse.Namespace, target: HFTarget, methods: list[Method], prompts: list[TaskPrompt]) -> Bench:
     """Prompts as token ids, and one LLM per method with just the room that they need."""
@@ -58,7 +56,7 @@ def drafter_digests(bench: Bench, drafter: str | None) -> dict[str, str]:
     """SHA-256 of the weight files of every drafter that takes part."""
     digests = {}
     for method, llm in bench.llms.items():
-        if method.name in WITH_DRAFTER:
+        if method.has_drafter:
             folder = find_drafter(drafter or method.name, llm.target.embedding)
             files = sorted(folder.rglob("*.safetensors"))
             digests[method.name] = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()

@@ -12,7 +12,7 @@ from secondguess.commands.options import add_dataclass, from_args
 from secondguess.commands.record import add_json, make_record, write_json
 from secondguess.config import TreeConfig
 from secondguess.errors import UserError
-from secondguess.methods import METHODS, parse_method, split_methods
+from secondguess.methods import METHODS, WITH_DRAFTER, parse_method, split_methods
 from secondguess.types import SamplingParams
 
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from secondguess.commands.show_table import Run
     from secondguess.llm import LLM
 
-WITH_DRAFTER = ("eagle3.1", "pr")
 NOT_FLAGS = {"max_tokens", "logit_bias"}  # the one has another name, the other no form on a command line
 
 
@@ -43,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     tree, params = from_args(TreeConfig, args), from_args(SamplingParams, args, max_tokens=args.max_new_tokens)
     methods = [parse_method(text, tree) for text in split_methods(args.method)]
-    if not any(method.name in WITH_DRAFTER for method in methods):
+    if not any(method.has_drafter for method in methods):
         for flag in ("drafter", "show_tree"):
             if getattr(args, flag):
                 raise UserError(f"--{flag.replace('_', '-')} needs one of the methods {', '.join(WITH_DRAFTER)}")
@@ -94,7 +93,7 @@ def answer(
     runs = []
     for llm in llms.values():
         run = stream(console, llm, prompt, ids, params)
-        if show_tree and run.trace and llm.method.name in WITH_DRAFTER:
+        if show_tree and run.trace and llm.method.has_drafter:
             tokenizer: Any = llm.target.tokenizer
             console.print(KEY, draw_tree(run.trace, tokenizer.decode), "", sep="\n")
         runs.append(run)
