@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import json
 import random
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 import torch
 
-from secondguess.capture.run import capture
+from secondguess.capture.run import capture, fill, plan_capture
 from secondguess.config import TreeConfig
 from secondguess.drafter.speculator import EagleSpeculator
 from secondguess.engine.speculate import Accepted
 from secondguess.errors import UserError
 from secondguess.testing import tiny_drafter, tiny_target
-from secondguess.train.config import TrainConfig, load_config
+from secondguess.train.config import TrainConfig, dump_config, list_settings, load_config
 from secondguess.train.data import Response, batches, read_responses, split_held_out
 from secondguess.train.objective import objective
 from secondguess.train.trainer import Trainer
@@ -99,6 +99,10 @@ def test_detached_level_1_still_trains_the_block_and_the_query(setting) -> None:
     config = TrainConfig(responses="-", out="-", unroll_steps=3, attach=0.0)
     objective(drafter, batch, config, replace(EVERY_ROW, attach=0.0))[0].backward()
     assert drafter.self_query.grad.abs().max() > 0
+    level1 = drafter.midlayer.mlp.down_proj.weight.grad.clone()
+    drafter.zero_grad()
+    objective(drafter, batch, config, None)[0].backward()
+    assert (level1 - drafter.midlayer.mlp.down_proj.weight.grad).abs().max() > 1e-6
 
 
 def test_carried_rows_change_the_next_step_only_where_carried(setting) -> None:
@@ -108,6 +112,7 @@ def test_carried_rows_change_the_next_step_only_where_carried(setting) -> None:
     assert (plain[1].logits0_XV - carried[1].logits0_XV).abs().amax(-1).min() > 1e-6
     half = list(unroll(drafter, batch, 2, replace(EVERY_ROW, carry="half")))
     moved = (plain[1].logits0_XV - half[1].logits0_XV).abs().amax(-1) > 1e-6
+    assert moved.any()
     assert not moved.all()
 
 
@@ -188,6 +193,10 @@ def test_held_out_split_is_stable_when_data_is_added() -> None:
         ('{"id": "a", "prompt_len": 1}', "not a response row"),
         ('{"id": "a", "prompt_len": 3, "input_ids": [1, 2, 3]}', "leaves no answer"),
         ('{"id": "a", "prompt_len": 1, "input_ids": [1, 99]}', "outside the target's vocabulary"),
+        ('{"id": "a", "prompt_len": 1, "input_ids": [1, "2"]}', "whole numbers"),
+        ('{"id": "a", "prompt_len": 1, "input_ids": [1, 2.0]}', "whole numbers"),
+        ('{"id": "a", "prompt_len": true, "input_ids": [1, 2]}', "whole numbers"),
+        ("[" * 100_000, "not a response row"),
     ],
 )
 def test_broken_responses_name_the_line(tmp_path, line: str, match: str) -> None:
@@ -197,28 +206,82 @@ def test_broken_responses_name_the_line(tmp_path, line: str, match: str) -> None
         read_responses(path, 64)
 
 
+def test_responses_are_split_at_line_feeds_only(tmp_path) -> None:
+    path = tmp_path / "r.jsonl"
+    path.write_text('{"id": "a\u2028b\x85", "prompt_len": 1, "input_ids": [1, 2, 3]}\n', encoding="utf-8")
+    assert read_responses(path, 64) == [Response("a\u2028b\x85", (1, 2, 3), 1)]
+    path.write_bytes(b"\x80\xff\n")
+    with pytest.raises(UserError, match="not UTF-8"):
+        read_responses(path, 64)
+
+
+def test_answers_of_one_token_are_left_out_and_counted(tmp_path) -> None:
+    path, said = tmp_path / "r.jsonl", []
+    rows = [
+        {"id": "long", "prompt_len": 1, "input_ids": [1, 2, 3]},
+        {"id": "short", "prompt_len": 2, "input_ids": [1, 2, 3]},
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert [r.id for r in read_responses(path, 64, said.append)] == ["long"]
+    assert said == ["1 of 2 responses left out: answers of one token train nothing"]
+
+
 def test_config_rejects_what_it_does_not_know(tmp_path) -> None:
     path = tmp_path / "run.yaml"
     path.write_text("responses: r.jsonl\nout: runs/x\nlr: 1e-3\n")
     assert load_config(path, ["epochs=2", "method=eagle3.1"]).lr == 1e-3
     for override, match in [
-        ("epoch=2", "did you mean 'epochs'"),
+        ("epoch=2", "did you mean epochs"),
         ("epochs=two", "whole number"),
         ("method=hass", "one of eagle3.1, pr"),
         ("rho=2", r"in \[0, 1\]"),
         ("epochs", "key=value"),
+        ("lr=[1", "not YAML"),
+        ("lr=[1]", "must be a number"),
+        ("lr=-1", "lr must be above 0"),
+        ("lr=nan", "lr must be above 0"),
+        ("weight_decay=nan", "weight_decay must be 0 or more"),
     ]:
         with pytest.raises(UserError, match=match):
             load_config(path, [override])
 
 
+@pytest.mark.parametrize(
+    ("content", "match"),
+    [
+        (b"\xff\xfe\x80\x00binary", "cannot read|not YAML"),
+        (b"a: [1", "not YAML"),
+        (b"responses: r\nout: o\n1: 2\n", "unknown setting 1"),
+        (b"- responses", "key: value lines"),
+    ],
+)
+def test_broken_config_files_are_refused_in_one_line(tmp_path, content: bytes, match: str) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=match) as caught:
+        load_config(path, [])
+    assert "\n" not in str(caught.value)
+
+
+def test_a_printed_config_reads_back(tmp_path) -> None:
+    config = TrainConfig(responses="[r] \u2028: #.jsonl", out="1e-3", lr=1e-5, target="on")
+    (tmp_path / "run.yaml").write_text(dump_config(config))
+    assert load_config(tmp_path / "run.yaml", []) == config
+
+
+def test_settings_are_listed_with_choices_and_defaults() -> None:
+    listed = list_settings()
+    assert all(f"  {field.name} " in listed for field in fields(TrainConfig))
+    assert "(half, off, all); default: half" in listed
+
+
 # -- runs ------------------------------------------------------------------------------------------------------------
 
 
-def tiny_run(tmp_path, name: str, **changes) -> Trainer:
+def tiny_run(tmp_path, name: str, data_seed: int = 0, target_seed: int = 0, **changes) -> Trainer:
     """A trainer on a tiny target and 24 random responses."""
-    target = tiny_target("llama", dtype=torch.float32)
-    rng = random.Random(0)
+    target = tiny_target("llama", target_seed, dtype=torch.float32)
+    rng = random.Random(data_seed)
     responses = [
         Response(f"r{i}", tuple(rng.randrange(1, 64) for _ in range(rng.randrange(8, 20))), prompt_len=3)
         for i in range(24)
@@ -256,11 +319,18 @@ def test_a_killed_run_continues_bit_for_bit(tmp_path, method: str) -> None:
     assert again == {step: loss for step, loss in losses.items() if step > 6}
     for name, parameter in whole.drafter.named_parameters():
         assert torch.equal(parameter, dict(resumed.drafter.named_parameters())[name]), name
-    logs = [
-        [json.loads(line) for line in (tmp_path / n / "log.jsonl").read_text().splitlines()]
-        for n in ("whole", "killed")
-    ]
-    assert [line["held_out"] for line in logs[0]] == [line["held_out"] for line in logs[1]]
+    logs = [[line | {"seconds": 0} for line in trainer.folder.log_lines()] for trainer in (whole, resumed)]
+    assert logs[0] == logs[1]
+
+
+def test_an_interrupt_between_steps_loses_nothing(tmp_path) -> None:
+    def interrupt_at_2(step: int, loss: float) -> None:
+        if step == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        tiny_run(tmp_path, "run").run(interrupt_at_2)
+    assert tiny_run(tmp_path, "run").step == 2
 
 
 def test_training_learns(tmp_path) -> None:
@@ -274,17 +344,49 @@ def test_training_learns(tmp_path) -> None:
 
 def test_a_folder_with_another_run_is_refused(tmp_path) -> None:
     tiny_run(tmp_path, "run", method="pr").run()
+    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
     with pytest.raises(UserError, match="another lr"):
         tiny_run(tmp_path, "run", method="pr", lr=5e-4)
+    with pytest.raises(UserError, match="another content of responses"):
+        tiny_run(tmp_path, "run", data_seed=1, method="pr")
+    with pytest.raises(UserError, match="another target weights"):
+        tiny_run(tmp_path, "run", target_seed=1, method="pr")
+    assert before == {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    (tmp_path / "run" / "resume.pt").write_bytes(b"nonsense")
+    with pytest.raises(UserError, match=r"resume\.pt is damaged"):
+        tiny_run(tmp_path, "run", method="pr")
+
+
+def test_a_file_in_the_way_of_a_folder_is_refused(tmp_path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot be a folder"):
+        tiny_run(tmp_path, "file/run")
+
+
+def test_held_out_losses_of_level_0_compare_with_eagles(tmp_path) -> None:
+    """Same weights, with and without level 1: evaluation carries nothing over."""
+    pr, eagle = tiny_run(tmp_path, "pr", method="pr"), tiny_run(tmp_path, "eagle", method="eagle3.1")
+    eagle.drafter.load_state_dict(pr.drafter.state_dict(), strict=False)
+    assert pr.evaluate()["loss0"] == eagle.evaluate()["loss0"]
+
+
+def test_weight_decay_spares_norms_and_query(tmp_path) -> None:
+    trainer = tiny_run(tmp_path, "run", method="pr", weight_decay=0.1)
+    spared = {id(p) for g in trainer.optimizer.param_groups if g["weight_decay"] == 0 for p in g["params"]}
+    names = {name for name, p in trainer.drafter.named_parameters() if id(p) in spared}
+    assert names == {name for name, _ in trainer.drafter.named_parameters() if "norm" in name or name == "self_query"}
 
 
 def test_capture_keeps_what_it_has(tmp_path) -> None:
     target = tiny_target("llama", dtype=torch.float32)
     sequences = [(1, 2, 3, 4), (5, 6), (7, 8, 9)]
     done: list[int] = []
-    store = capture(target, sequences, tmp_path, done.append)
+    store = plan_capture(target, sequences, tmp_path / "captures")
+    assert store.missing == [0]
+    assert not store.folder.exists()
+    fill(store, target, sequences, done.append)
     stamp = store.path(0).stat().st_mtime_ns
-    again = capture(target, sequences, tmp_path)
+    again = capture(target, sequences, tmp_path / "captures")
     assert again.path(0).stat().st_mtime_ns == stamp
     assert sum(done) == 9
     full = store[2].hidden_T4H

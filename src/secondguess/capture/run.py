@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from secondguess.atomic import check_folder
 from secondguess.capture.store import States, StateStore, describe, fingerprint
 from secondguess.target.base import Target
 from secondguess.types import Rows
@@ -14,25 +15,40 @@ from secondguess.types import Rows
 BATCH_TOKENS = 2048
 
 
-def capture(
-    target: Target, sequences: Sequence[Sequence[int]], folder: Path, on_tokens: Callable[[int], None] = lambda n: None
-) -> StateStore:
-    """Capture states of ``sequences`` under ``folder``; shards that exist are kept (their name holds what made them).
+def plan_capture(target: Target, sequences: Sequence[Sequence[int]], folder: Path) -> StateStore:
+    """Where the states of ``sequences`` lie under ``folder``, there or not yet; nothing is written.
 
-    ``on_tokens`` hears how many tokens were done. Needs 8 bytes x hidden size of disk per token.
+    The name holds the target's weights and the token ids, so that what exists can be kept. Raises UserError if a file
+    stands in the folder's way.
     """
-    lengths = [len(ids) for ids in sequences]
-    key = fingerprint(target.fingerprint, sequences)
-    store = StateStore(folder / key, lengths)
+    check_folder(folder)
+    return StateStore(folder / fingerprint(target.fingerprint, sequences), [len(ids) for ids in sequences])
+
+
+def fill(
+    store: StateStore, target: Target, sequences: Sequence[Sequence[int]], on_tokens: Callable[[int], None]
+) -> None:
+    """Capture the missing shards. ``on_tokens`` hears how many more tokens were done."""
+    lengths, missing = store.lengths, store.missing
     describe(store.folder, {"target": target.fingerprint, "sequences": len(lengths), "tokens": sum(lengths)})
-    on_tokens(sum(lengths) - sum(lengths[i] for n in store.missing for i in store.shards[n]))
-    for shard in store.missing:
+    for shard in missing:
         states: dict[int, States] = {}
         for group in batched_by_length(store.shards[shard], lengths):
             states.update(zip(group, forward_states(target, [sequences[i] for i in group]), strict=True))
             on_tokens(sum(lengths[i] for i in group))
         store.write(shard, [states[i] for i in store.shards[shard]])
+
+
+def capture(target: Target, sequences: Sequence[Sequence[int]], folder: Path) -> StateStore:
+    """Capture states of ``sequences`` under ``folder``; shards that exist are kept."""
+    store = plan_capture(target, sequences, folder)
+    fill(store, target, sequences, lambda n: None)
     return store
+
+
+def disk_need(target: Target, num_tokens: int) -> int:
+    """Bytes on disk: four bfloat16 states and an int32 per token."""
+    return num_tokens * (8 * target.spec.hidden_size + 4)
 
 
 def batched_by_length(indices: Sequence[int], lengths: Sequence[int]) -> Iterator[list[int]]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +15,8 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
+
+from secondguess.atomic import replacing
 
 SHARD_TOKENS = 1 << 16
 
@@ -62,13 +64,15 @@ class StateStore:
     def missing(self) -> list[int]:
         return [n for n in range(len(self.shards)) if not self.path(n).is_file()]
 
+    def tokens(self, shards: Iterable[int]) -> int:
+        return sum(self.lengths[i] for n in shards for i in self.shards[n])
+
     def write(self, shard: int, states: Sequence[States]) -> None:
         """A shard is complete or absent: it is written under a temporary name and renamed."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        temporary = self.path(shard).with_suffix(".partial")
         hidden, best = torch.cat([s.hidden_T4H for s in states]), torch.cat([s.best_T for s in states])
-        save_file({"hidden": hidden, "best": best}, temporary)
-        temporary.rename(self.path(shard))
+        with replacing(self.path(shard)) as temporary:
+            save_file({"hidden": hidden, "best": best}, temporary)
 
     def __getitem__(self, i: int) -> States:
         shard, start = self._where[i]
@@ -80,4 +84,5 @@ class StateStore:
 def describe(folder: Path, record: dict) -> None:
     """Leave a note beside the shards of what made them."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "capture.json").write_text(json.dumps(record, indent=1))
+    with replacing(folder / "capture.json") as temporary:
+        temporary.write_text(json.dumps(record, indent=1) + "\n")

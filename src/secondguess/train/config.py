@@ -2,67 +2,83 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
-from difflib import get_close_matches
+import contextlib
+import math
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_type_hints
 
 import yaml
 
-from secondguess.errors import UserError
+from secondguess.config import option
+from secondguess.errors import UserError, did_you_mean
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainConfig:
     """How a drafter is trained. Raises UserError when a value is out of range."""
 
-    responses: str  # JSONL of the target's own answers
-    out: str  # run folder: checkpoint, log, resume state
-    target: str = "smollm2-135m"
-    method: Literal["eagle3.1", "pr"] = "pr"
-    captures: str = "captures"  # folder of captured target states
-    draft_vocab_size: int = 4096
-    unroll_steps: int = 5  # T of training-time test
-    step_decay: float = 0.8  # weight of unroll step j is step_decay ** j
-    epochs: int = 6
-    batch_size: int = 8  # responses per step
-    lr: float = 1e-3
-    warmup: float = 0.05  # share of all steps
-    weight_decay: float = 0.0
-    clip: float = 1.0  # gradient norm
-    held_out: float = 0.06  # share of responses, chosen by a hash of the id
-    seed: int = 0
-    precision: Literal["auto", "float32", "bfloat16"] = "auto"  # of matrix products; weights stay float32
-    level1_weight: float = 1.0  # lambda
-    rho: float = 1.0  # share of rows, most doubtful first, that get a second look
-    attach: float = 1.0  # how much of level 1's gradient reaches level 0
-    carry: Literal["half", "off", "all"] = "half"  # rows whose next step starts from level 1
-    balance: Literal["floor", "hinge"] = "floor"
-    balance_weight: float = 0.0  # beta
-    eval_every: int = 200  # steps
-    save_every: int = 100  # steps between resume points
+    responses: str = field(metadata={"help": "JSONL file of the target's own answers: id, prompt_len, input_ids"})
+    out: str = field(metadata={"help": "run folder: checkpoint, log, resume state"})
+    target: str = option("smollm2-135m", "folder, hub id, .gguf file, or the alias smollm2-135m")
+    method: Literal["eagle3.1", "pr"] = option("pr", "drafter to train")
+    captures: str = option("captures", "folder of captured target states")
+    draft_vocab_size: int = option(4096, "tokens that the drafter can offer")
+    unroll_steps: int = option(5, "steps of training-time test (T)")
+    step_decay: float = option(0.8, "unroll step j weighs step_decay ** j")
+    epochs: int = option(6, "times that each response is seen")
+    batch_size: int = option(8, "responses per step")
+    lr: float = option(1e-3, "highest learning rate; cosine to zero")
+    warmup: float = option(0.05, "share of the steps that the learning rate takes to its highest")
+    weight_decay: float = option(0.0, "AdamW's, of matrices only")
+    clip: float = option(1.0, "highest gradient norm")
+    held_out: float = option(0.06, "share of the responses kept for evaluation, chosen by a hash of the id")
+    seed: int = option(0, "of start weights, order and carried rows")
+    precision: Literal["auto", "float32", "bfloat16"] = option("auto", "of matrix products; weights stay float32")
+    level1_weight: float = option(1.0, "weight of level 1's loss (lambda)")
+    rho: float = option(1.0, "share of rows, most doubtful first, that get a second look")
+    attach: float = option(1.0, "how much of level 1's gradient reaches level 0")
+    carry: Literal["half", "off", "all"] = option("half", "rows whose next step starts from level 1")
+    balance: Literal["floor", "hinge"] = option("floor", "form of the balance term")
+    balance_weight: float = option(0.0, "weight of the balance term (beta)")
+    eval_every: int = option(200, "steps between evaluations")
+    save_every: int = option(100, "steps between resume points")
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value, allowed = getattr(self, field.name), LITERALS.get(field.name)
-            if allowed and value not in allowed:
-                raise UserError(f"{field.name} must be one of {', '.join(allowed)}, got {value!r}")
+        for name, allowed in choices().items():
+            if getattr(self, name) not in allowed:
+                raise UserError(f"{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}")
         for name in ("draft_vocab_size", "unroll_steps", "epochs", "batch_size", "eval_every", "save_every"):
             if getattr(self, name) < 1:
                 raise UserError(f"{name} must be at least 1, got {getattr(self, name)}")
         for name in ("rho", "attach", "held_out", "warmup"):
             if not 0 <= getattr(self, name) <= 1:
                 raise UserError(f"{name} must be in [0, 1], got {getattr(self, name)}")
+        for name in ("lr", "step_decay", "clip"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise UserError(f"{name} must be above 0 and finite, got {getattr(self, name)}")
+        for name in ("weight_decay", "level1_weight", "balance_weight"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise UserError(f"{name} must be 0 or more and finite, got {getattr(self, name)}")
+        if not 0 <= self.seed < 2**31:
+            raise UserError(f"seed must be in [0, 2^31), got {self.seed}")
         if self.rho == 0 and self.method == "pr":
             raise UserError("rho must be above 0 for pr: no row would get a second look")
 
 
-LITERALS: dict[str, tuple[str, ...]] = {
-    "method": ("eagle3.1", "pr"),
-    "precision": ("auto", "float32", "bfloat16"),
-    "carry": ("half", "off", "all"),
-    "balance": ("floor", "hinge"),
-}
+def choices() -> dict[str, tuple[str, ...]]:
+    """Allowed values of the fields that are one of a few words."""
+    return {name: get_args(hint) for name, hint in get_type_hints(TrainConfig).items() if get_args(hint)}
+
+
+def list_settings() -> str:
+    """One line per key: name, meaning, choices, default."""
+    lines, allowed = ["settings (in the file, or as key=value):"], choices()
+    for f in fields(TrainConfig):
+        words = f" ({', '.join(allowed[f.name])})" if f.name in allowed else ""
+        default = "required" if f.default is MISSING else f"default: {f.default}"
+        lines.append(f"  {f.name:<17} {f.metadata['help']}{words}; {default}")
+    return "\n".join(lines)
 
 
 def load_config(path: Path | None, overrides: list[str]) -> TrainConfig:
@@ -70,40 +86,41 @@ def load_config(path: Path | None, overrides: list[str]) -> TrainConfig:
     values: dict[str, Any] = {}
     if path is not None:
         try:
-            values = yaml.safe_load(path.read_text()) or {}
-        except (OSError, yaml.YAMLError) as error:
-            raise UserError(f"cannot read {path}: {str(error).splitlines()[0]}") from None
+            values = parse_yaml(path.read_text(encoding="utf-8"), str(path)) or {}
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"cannot read {path}: {error}") from None
         if not isinstance(values, dict):
             raise UserError(f"{path} must hold key: value lines")
     for override in overrides:
         key, equals, text = override.partition("=")
         if not equals:
             raise UserError(f"override {override!r} is not of the form key=value")
-        values[key] = yaml.safe_load(text)
-    return TrainConfig(**{key: checked(key, value) for key, value in required(values).items()})
-
-
-def required(values: dict[str, Any]) -> dict[str, Any]:
+        values[key] = parse_yaml(text, f"override {override!r}")
     for key in ("responses", "out"):
         if key not in values:
             raise UserError(f"{key} is not set: give it in the YAML file or as {key}=...")
-    return values
+    return TrainConfig(**{key: checked(key, value) for key, value in values.items()})
 
 
-def checked(key: str, value: Any) -> Any:
+def parse_yaml(text: str, where: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: a date or number that cannot be
+        raise UserError(f"{where} is not YAML: {str(error).splitlines()[0]}") from None
+
+
+def checked(key: Any, value: Any) -> Any:
     """The value in its field's type."""
-    kinds = {field.name: str(field.type) for field in fields(TrainConfig)}
-    if key not in kinds:
-        near = get_close_matches(key, kinds, n=1)
-        raise UserError(f"unknown key {key!r}" + (f": did you mean {near[0]!r}?" if near else ""))
-    kind = kinds[key]
-    if kind == "float":
+    hints = get_type_hints(TrainConfig)
+    if key not in hints:
+        raise UserError(f"unknown setting {key!r}{did_you_mean(str(key), hints)}")
+    if hints[key] is float:
         # YAML 1.1 reads 1e-3 as a string.
-        try:
-            return float(value)
-        except (TypeError, ValueError):
-            raise UserError(f"{key} must be a number, got {value!r}") from None
-    expected = int if kind == "int" else str
+        if isinstance(value, (int, float, str)) and not isinstance(value, bool):
+            with contextlib.suppress(ValueError, OverflowError):
+                return float(value)
+        raise UserError(f"{key} must be a number, got {value!r}")
+    expected = int if hints[key] is int else str
     if not isinstance(value, expected) or isinstance(value, bool):
         raise UserError(f"{key} must be {'a whole number' if expected is int else 'text'}, got {value!r}")
     return value

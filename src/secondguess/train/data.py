@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,25 +26,47 @@ class Response:
         return self.input_ids[self.prompt_len :]
 
 
-def read_responses(path: Path, vocab_size: int) -> list[Response]:
-    """Read JSONL rows ``{"id", "prompt_len", "input_ids"}``. Raises UserError naming the line that is wrong."""
+def read_responses(path: Path, vocab_size: int, say: Callable[[str], None] = lambda text: None) -> list[Response]:
+    """Read JSONL rows ``{"id", "prompt_len", "input_ids"}``; ``say`` hears of rows too short to train on.
+
+    Raises UserError naming the line that is wrong.
+    """
     if not path.is_file():
         raise UserError(f"no responses at {path}: give a JSONL file with id, prompt_len and input_ids")
-    responses = []
-    for number, line in enumerate(path.read_text().splitlines(), 1):
-        try:
-            row = json.loads(line)
-            response = Response(str(row["id"]), tuple(row["input_ids"]), int(row["prompt_len"]))
-        except (ValueError, KeyError, TypeError) as error:
-            raise UserError(f"{path}:{number}: not a response row ({error!r})") from None
-        if not 1 <= response.prompt_len < len(response.input_ids):
-            raise UserError(f"{path}:{number}: prompt_len {response.prompt_len} leaves no answer to train on")
-        if max(response.input_ids) >= vocab_size or min(response.input_ids) < 0:
-            raise UserError(f"{path}:{number}: token id outside the target's vocabulary of {vocab_size}: wrong target?")
-        responses.append(response)
+    try:
+        # Not str.splitlines, which would also split at the line separators that Unicode has.
+        with path.open(encoding="utf-8") as file:
+            rows = [parse_response(line, f"{path}:{number}", vocab_size) for number, line in enumerate(file, 1)]
+    except UnicodeDecodeError:
+        raise UserError(f"{path} is not UTF-8 text: give a JSONL file") from None
+    # The first token of an answer comes from prefill, so the second is the first that can be drafted.
+    responses = [row for row in rows if len(row.answer) > 1]
     if not responses:
-        raise UserError(f"{path} holds no responses")
+        raise UserError(f"{path} holds no responses with an answer of two tokens or more")
+    if len(responses) < len(rows):
+        say(f"{len(rows) - len(responses)} of {len(rows)} responses left out: answers of one token train nothing")
     return responses
+
+
+def parse_response(line: str, where: str, vocab_size: int) -> Response:
+    try:
+        row = json.loads(line)
+        response = Response(str(row["id"]), tuple(row["input_ids"]), row["prompt_len"])
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise UserError(f"{where}: not a response row ({error!r})") from None
+    if not all(type(n) is int for n in (response.prompt_len, *response.input_ids)):
+        raise UserError(f"{where}: prompt_len and input_ids must be whole numbers")
+    if not 1 <= response.prompt_len < len(response.input_ids):
+        raise UserError(f"{where}: prompt_len {response.prompt_len} leaves no answer to train on")
+    if max(response.input_ids) >= vocab_size or min(response.input_ids) < 0:
+        raise UserError(f"{where}: token id outside the target's vocabulary of {vocab_size}: wrong target?")
+    return response
+
+
+def digest(responses: Sequence[Response]) -> str:
+    """Changes when any response does, or their order."""
+    rows = [(r.id, r.prompt_len, r.input_ids) for r in responses]
+    return hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:16]
 
 
 def split_held_out(responses: Sequence[Response], share: float) -> tuple[list[int], list[int]]:
@@ -52,8 +74,9 @@ def split_held_out(responses: Sequence[Response], share: float) -> tuple[list[in
     training: list[int] = []
     held_out: list[int] = []
     for i, response in enumerate(responses):
-        digest = hashlib.sha256(response.id.encode()).digest()
-        (held_out if int.from_bytes(digest[:4]) < share * 2**32 else training).append(i)
+        # "surrogatepass": JSON may escape half of a character.
+        hashed = hashlib.sha256(response.id.encode(errors="surrogatepass")).digest()
+        (held_out if int.from_bytes(hashed[:4]) < share * 2**32 else training).append(i)
     return training, held_out
 
 

@@ -60,12 +60,12 @@ def ratio(numerators: list[float], denominators: list[float]) -> list[float]:
     return [round(n / max(d, 1), 5) for n, d in zip(numerators, denominators, strict=True)]
 
 
-def reconsider_of(config: TrainConfig, step: int, rho: float | None = None) -> Reconsider | None:
+def reconsider_of(config: TrainConfig, step: int) -> Reconsider | None:
     """Level-1 settings of a step; the coin that decides carrying depends on (seed, step) alone, so that runs resume."""
     if config.method == "eagle3.1":
         return None
     seed = config.seed * 1_000_003 + step
-    return Reconsider(rho=config.rho if rho is None else rho, attach=config.attach, carry=config.carry, seed=seed)
+    return Reconsider(rho=config.rho, attach=config.attach, carry=config.carry, seed=seed)
 
 
 def objective(

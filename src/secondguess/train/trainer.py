@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +19,17 @@ from secondguess.drafter.model import Drafter, initialise
 from secondguess.drafter.vocab import choose_vocab, count_tokens, coverage, target_to_draft
 from secondguess.errors import UserError
 from secondguess.target.hf import HFTarget
-from secondguess.train.config import TrainConfig, dump_config
-from secondguess.train.data import Response, batches, split_held_out
+from secondguess.train.config import TrainConfig
+from secondguess.train.data import Response, batches, digest, split_held_out
+from secondguess.train.feed import Feed
 from secondguess.train.objective import Tally, objective, reconsider_of
-from secondguess.train.unroll import Batch
+from secondguess.train.run_folder import RunFolder
 
 
 def use_bfloat16(precision: str) -> bool:
     """``auto`` takes bfloat16 products where the processor multiplies them natively."""
-    return precision == "bfloat16" or (precision == "auto" and torch.cpu._is_avx512_bf16_supported())
+    native = getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
+    return precision == "bfloat16" or (precision == "auto" and native())
 
 
 def new_drafter(target: HFTarget, config: TrainConfig, target_ids: torch.Tensor) -> Drafter:
@@ -39,34 +40,27 @@ def new_drafter(target: HFTarget, config: TrainConfig, target_ids: torch.Tensor)
     return drafter
 
 
-@dataclass(frozen=True, slots=True)
-class Feed:
-    """Builds training batches from captured states."""
-
-    responses: list[Response]
-    store: StateStore
-    head_VH: torch.Tensor  # the target's output rows of the draft vocabulary
-    draft_of: torch.Tensor  # [target vocabulary] -> draft id or -1
-
-    def batch(self, indices: list[int]) -> Batch:
-        states = [self.store[i] for i in indices]
-        hidden_T4H = torch.cat([s.hidden_T4H for s in states]).float()
-        best_T = torch.cat([s.best_T for s in states]).long()
-        return Batch(
-            tokens_T=torch.cat([torch.tensor(self.responses[i].input_ids) for i in indices]),
-            taps_TLH=hidden_T4H[:, :3],
-            target_TV=(hidden_T4H[:, 3] @ self.head_VH.T).float().softmax(dim=-1),
-            offered_T=self.draft_of[best_T] >= 0,
-            lengths_B=torch.tensor([len(self.responses[i].input_ids) for i in indices]),
-            answer_starts_B=torch.tensor([self.responses[i].prompt_len for i in indices]),
-        )
+def new_optimizer(drafter: Drafter, config: TrainConfig) -> torch.optim.Optimizer:
+    """AdamW that decays matrices only: norms and the self-query are scales and a place, not weights."""
+    matrices = [p for p in drafter.parameters() if p.dim() > 1]
+    vectors = [p for p in drafter.parameters() if p.dim() == 1]
+    groups = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=config.lr, betas=(0.9, 0.95), weight_decay=config.weight_decay, fused=True)
 
 
 class Trainer:
-    """One run in one folder: ``run.yaml``, ``log.jsonl``, ``resume.pt``, and in the end the checkpoint ``drafter/``."""
+    """One run in one folder. Nothing is written, and no captured state is read, before ``run``."""
 
-    def __init__(self, config: TrainConfig, target: HFTarget, responses: list[Response], store: StateStore) -> None:
-        self.config, self.folder = config, Path(config.out)
+    def __init__(
+        self,
+        config: TrainConfig,
+        target: HFTarget,
+        responses: list[Response],
+        store: StateStore,
+        record: Mapping[str, Any] | None = None,
+    ) -> None:
+        """``record``: revision, versions and machine, kept in the run folder and in the checkpoint."""
+        self.config, self.record = config, record or {}
         self.training, self.held_out = split_held_out(responses, config.held_out)
         self.steps_per_epoch = len(self.training) // config.batch_size
         if self.steps_per_epoch == 0:
@@ -78,12 +72,15 @@ class Trainer:
         self.drafter = new_drafter(target, config, target_ids)
         draft_of = target_to_draft(target_ids, target.spec.vocab_size)
         self.feed = Feed(responses, store, head_rows(target.head_weight, target_ids), draft_of)
-        self.optimizer = torch.optim.AdamW(
-            self.drafter.parameters(), lr=config.lr, betas=(0.9, 0.95), weight_decay=config.weight_decay, fused=True
-        )
+        self.optimizer = new_optimizer(self.drafter, config)
         self.bfloat16 = use_bfloat16(config.precision)
-        self.step, self.seconds = 0, 0.0
-        self.folder.mkdir(parents=True, exist_ok=True)
+        inputs = {
+            "target weights": target.fingerprint,
+            "content of responses": digest(responses),
+            "draft vocabulary": target_ids.tolist(),
+        }
+        self.folder = RunFolder(Path(config.out).expanduser(), config, inputs)
+        self.step, self.seconds, self.window, self.log_bytes = 0, 0.0, Tally(), 0
         self.resume()
 
     # -- one step ------------------------------------------------------------------------------------------------
@@ -113,11 +110,13 @@ class Trainer:
     @torch.no_grad()
     def evaluate(self) -> dict[str, list[float]]:
         """Held-out losses per unroll step and level; every row gets a second look here, whatever rho trains on."""
-        tally = Tally()
+        tally, look = Tally(), reconsider_of(self.config, self.step)
+        # Nothing carried: level 0 then does what EAGLE's does, and their numbers compare.
+        look = look and replace(look, rho=1.0, carry="off")
         with self.products():
             for i in range(0, len(self.held_out), self.config.batch_size):
                 batch = self.feed.batch(self.held_out[i : i + self.config.batch_size])
-                tally.add(objective(self.drafter, batch, self.config, reconsider_of(self.config, 0, rho=1.0))[1])
+                tally.add(objective(self.drafter, batch, self.config, look)[1])
         return tally.summary()
 
     # -- the loop ------------------------------------------------------------------------------------------------
@@ -128,75 +127,82 @@ class Trainer:
             order = list(batches(self.training, self.config.batch_size, self.config.seed, epoch))
             yield from order[done:] if epoch == first_epoch else order
 
-    def run(self, on_step: Callable[[int, float], None] = lambda step, loss: None) -> None:
-        """Train to the end. ``on_step`` hears the number of steps done and the last loss."""
-        c = self.config
-        window, clock = Tally(), time.perf_counter()
+    def run(
+        self,
+        on_step: Callable[[int, float], None] = lambda step, loss: None,
+        on_log: Callable[[dict[str, Any]], None] = lambda line: None,
+    ) -> None:
+        """Train to the end and write the checkpoint.
+
+        ``on_step`` hears the number of steps done and the last loss, ``on_log`` each line of the log. A
+        KeyboardInterrupt raised by ``on_step`` loses nothing: the run goes on from that step.
+        """
+        self.folder.start(self.record, self.log_bytes)
         for indices in self.remaining_batches():
+            clock = time.perf_counter()
             loss, tally = self.train_step(indices)
-            window.add(tally)
+            self.window.add(tally)
             self.step += 1
+            self.seconds += time.perf_counter() - clock
             last = self.step == self.num_steps
-            if self.step % c.eval_every == 0 or last:
-                self.seconds += time.perf_counter() - clock
-                self.log({"train": window.summary(), "held_out": self.evaluate(), "rows": sum(window.rows)})
-                window, clock = Tally(), time.perf_counter()
-            if self.step % c.save_every == 0 or last:
-                self.seconds += time.perf_counter() - clock
+            if self.step % self.config.eval_every == 0 or last:
+                on_log(self.log())
+            if self.step % self.config.save_every == 0 or last:
                 self.save()
-                clock = time.perf_counter()
-            on_step(self.step, loss)
+            try:
+                on_step(self.step, loss)
+            except KeyboardInterrupt:
+                self.save()
+                raise
         self.export()
 
-    def log(self, entry: dict[str, Any]) -> None:
-        lr = self.learning_rate(self.step - 1)
-        line = {"step": self.step, "of": self.num_steps, "seconds": round(self.seconds, 1), "lr": lr, **entry}
-        with (self.folder / "log.jsonl").open("a") as file:
-            file.write(json.dumps(line) + "\n")
+    def log(self) -> dict[str, Any]:
+        """Add a line on the steps since the last one to the log."""
+        line = {
+            "step": self.step,
+            "of": self.num_steps,
+            "seconds": round(self.seconds, 1),
+            "lr": self.learning_rate(self.step - 1),
+            "train": self.window.summary(),
+            "held_out": self.evaluate(),
+            "rows": sum(self.window.rows),
+        }
+        self.folder.log(line)
+        self.window = Tally()
+        return line
 
     # -- state ---------------------------------------------------------------------------------------------------
 
     def save(self) -> None:
-        """Everything a resumed run needs, and the size of the log, so that lines of lost steps are cut off."""
-        log = self.folder / "log.jsonl"
         state = {
-            "config": asdict(self.config),
             "step": self.step,
             "seconds": self.seconds,
+            "window": asdict(self.window),
             "drafter": self.drafter.state_dict(),
             "optimizer": self.optimizer.state_dict(),
-            "log_bytes": log.stat().st_size if log.exists() else 0,
         }
-        temporary = self.folder / "resume.partial"
-        torch.save(state, temporary)
-        temporary.rename(self.folder / "resume.pt")
+        self.folder.save(state)
 
     def resume(self) -> None:
-        path = self.folder / "resume.pt"
-        (self.folder / "run.yaml").write_text(dump_config(self.config))
-        if not path.exists():
-            (self.folder / "log.jsonl").unlink(missing_ok=True)
+        state = self.folder.load()
+        if state is None:
             return
-        state = torch.load(path, weights_only=True)
-        if state["config"] != asdict(self.config):
-            changed = [k for k, v in asdict(self.config).items() if state["config"].get(k) != v]
-            raise UserError(f"{self.folder} holds a run with another {', '.join(changed)}: choose another out folder")
         self.drafter.load_state_dict(state["drafter"])
         self.optimizer.load_state_dict(state["optimizer"])
-        self.step, self.seconds = state["step"], state["seconds"]
-        with (self.folder / "log.jsonl").open("a") as file:
-            file.truncate(state["log_bytes"])
+        self.step, self.seconds, self.log_bytes = state["step"], state["seconds"], state["log_bytes"]
+        self.window = Tally(**state["window"])
 
     def export(self) -> None:
         notes = {
             "target": self.config.target,
             "method": self.config.method,
             "training": {
-                **{k: v for k, v in asdict(self.config).items() if k not in ("out", "captures")},
+                "settings": {k: v for k, v in asdict(self.config).items() if k not in ("out", "captures")},
                 "steps": self.num_steps,
                 "seconds": round(self.seconds),
-                "responses": len(self.training),
+                "num_responses": len(self.training),
                 "vocabulary_coverage": round(self.coverage, 4),
+                "record": {k: v for k, v in self.record.items() if k != "command"},
             },
         }
-        save_drafter(self.drafter, self.folder / "drafter", notes)
+        save_drafter(self.drafter, self.folder.drafter, notes)

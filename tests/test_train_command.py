@@ -1,0 +1,106 @@
+"""``secondguess train`` from data to a drafter that serves, on a tiny target."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+from pathlib import Path
+
+import pytest
+import yaml
+
+from secondguess.cli import main
+from secondguess.commands.train_run import interrupt_between_steps
+from tiny_folder import save_tiny
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture
+def settings(tiny: Path, tmp_path: Path) -> list[str]:
+    rng = random.Random(0)
+    rows = [
+        {"id": f"r{i}", "prompt_len": 3, "input_ids": [rng.randrange(257) for _ in range(rng.randrange(5, 16))]}
+        for i in range(20)
+    ]
+    (tmp_path / "responses.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = {
+        "target": str(tiny / "target"), "responses": str(tmp_path / "responses.jsonl"), "out": str(tmp_path / "run"),
+        "captures": str(tmp_path / "captures"), "draft_vocab_size": 64, "epochs": 2, "batch_size": 4,
+        "eval_every": 3, "held_out": 0.2, "unroll_steps": 2,
+    }  # fmt: skip
+    (tmp_path / "train.yaml").write_text(yaml.safe_dump(config))
+    return ["train", "--config", str(tmp_path / "train.yaml")]
+
+
+def files(folder: Path) -> set[Path]:
+    return set(folder.rglob("*"))
+
+
+def test_train_then_generate(settings, tiny: Path, tmp_path: Path, capsys) -> None:
+    assert main([*settings, "--json", str(tmp_path / "log.json")]) == 0
+    shown = " ".join(capsys.readouterr().err.split())
+    assert "held out: level 0 loss" in shown
+    assert "level 1 loss" in shown
+    result = json.loads((tmp_path / "log.json").read_text())
+    assert result["record"].keys() == {"command", "revision", "versions", "machine", "time"}
+    assert result["rows"][0]["step"] == 3
+    assert result["rows"][-1]["step"] == result["rows"][-1]["of"]
+    run = tmp_path / "run"
+    assert json.loads((run / "record.json").read_text()) == result["record"]
+    training = json.loads((run / "drafter" / "config.json").read_text())["secondguess"]["training"]
+    assert training["settings"]["responses"] == str(tmp_path / "responses.jsonl")
+    assert training["num_responses"] < 20
+    assert not [path for path in files(tmp_path) if "partial" in path.name]
+    command = ["generate", str(tiny / "target"), "ab", "--drafter", str(run / "drafter"), "--method", "ar,pr"]
+    assert main([*command, "--max-tokens", "8", "--json", str(tmp_path / "out.json")]) == 0
+    plain, pr = json.loads((tmp_path / "out.json").read_text())["results"]
+    assert plain["token_ids"] == pr["token_ids"]
+
+
+def test_run_yaml_is_the_run(settings, tmp_path: Path, capsys) -> None:
+    assert main([*settings, "epochs=1"]) == 0
+    written = (tmp_path / "run" / "run.yaml").read_text()
+    capsys.readouterr()
+    assert main([*settings, "epochs=1", "--print-config"]) == 0
+    assert capsys.readouterr().out == written
+
+
+def test_dry_run_touches_nothing(settings, tmp_path: Path, capsys) -> None:
+    before = files(tmp_path)
+    assert main([*settings, "--dry-run"]) == 0
+    assert files(tmp_path) == before
+    assert "1 of 1 shards missing" in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize(
+    ("override", "word"),
+    [("lr=[1", "not YAML"), ("lr=nan", "lr"), ("out=FILE/x", "is a file"), ("captures=FILE", "is a file")],
+)
+def test_mistakes_are_one_line_and_exit_2(settings, tmp_path: Path, capsys, override: str, word: str) -> None:
+    (tmp_path / "file").write_text("")
+    assert main([*settings, override.replace("FILE", str(tmp_path / "file"))]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("secondguess: ")
+    assert word in error
+    assert error.count("\n") == 1
+
+
+def test_help_lists_the_settings(capsys) -> None:
+    with pytest.raises(SystemExit):
+        main(["train", "--help"])
+    assert "weight of the balance term (beta); default: 0.0" in capsys.readouterr().out
+
+
+def test_the_first_interrupt_waits_for_the_step_to_end() -> None:
+    with interrupt_between_steps() as check:
+        check()
+        signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            check()
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
