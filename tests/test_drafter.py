@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -10,10 +11,13 @@ from safetensors.torch import load_file, save_file
 
 from secondguess.config import TreeConfig
 from secondguess.drafter.checkpoint import load_drafter, save_drafter
+from secondguess.drafter.settings import read_settings
+from secondguess.drafter.shipped import SHIPPED
 from secondguess.drafter.speculator import EagleSpeculator
 from secondguess.drafter.vocab import choose_vocab, count_tokens, coverage, from_offsets, target_to_draft, to_offsets
 from secondguess.engine.speculate import Accepted, Roots
 from secondguess.errors import UserError
+from secondguess.target.fingerprint import embedding_fingerprint
 from secondguess.testing import tiny_drafter, tiny_target
 
 PROMPTS = [[5, 9, 2, 7, 1], [3, 3, 8]]
@@ -134,28 +138,134 @@ def test_drafter_of_another_target_is_refused(tmp_path) -> None:
         load_drafter(tmp_path, other.embedding, other.spec.num_layers)
 
 
-def test_damaged_checkpoints_are_refused(tmp_path) -> None:
-    target = tiny_target("llama")
+def test_a_target_is_known_in_float32_and_bfloat16_but_not_in_float16(tmp_path) -> None:
+    target = tiny_target("llama", dtype=torch.float32)
     save_drafter(tiny_drafter(target), tmp_path, {})
+    for dtype in (torch.float64, torch.bfloat16):
+        load_drafter(tmp_path, target.embedding.to(dtype), target.spec.num_layers)
+    with pytest.raises(UserError, match="load the target in bfloat16 or float32"):
+        load_drafter(tmp_path, target.embedding.half(), target.spec.num_layers)
 
-    def load():
-        return load_drafter(tmp_path, target.embedding, target.spec.num_layers)
 
-    config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config | {"norm_output": False}))
-    with pytest.raises(UserError, match="norm_output must be true"):
-        load()
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    tensors = load_file(tmp_path / "model.safetensors")
-    save_file(tensors | {"extra": torch.zeros(1)}, tmp_path / "model.safetensors")
-    with pytest.raises(UserError, match="extra"):
-        load()
-    (tmp_path / "model.safetensors").write_bytes(b"nonsense")
-    with pytest.raises(UserError, match="not a readable safetensors"):
-        load()
-    (tmp_path / "config.json").unlink()
-    with pytest.raises(UserError, match="no drafter at"):
-        load()
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A target and the folder of a good drafter for it."""
+    target, folder = tiny_target("llama"), tmp_path_factory.mktemp("whole")
+    save_drafter(tiny_drafter(target), folder, {})
+    return target, folder
+
+
+def load_copy(whole, tmp_path, config=None, tensors=None):
+    """Load a copy of the drafter in which ``config`` and ``tensors`` were replaced; None takes a key out."""
+    target, folder = whole
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    for changes, path, read, write in (
+        (config, copy / "config.json", lambda p: json.loads(p.read_text()), lambda v, p: p.write_text(json.dumps(v))),
+        (tensors, copy / "model.safetensors", load_file, save_file),
+    ):
+        if changes:
+            write({k: v for k, v in {**read(path), **changes}.items() if v is not None}, path)
+    return load_drafter(copy, target.embedding, target.spec.num_layers)
+
+
+def block(**changes) -> dict:
+    """The ``secondguess`` block of the tiny drafter, changed."""
+    target = tiny_target("llama")
+    good = {
+        "target_num_layers": 8,
+        "target_embedding": embedding_fingerprint(target.embedding),
+        "reconsideration": True,
+    }
+    return {"secondguess": {k: v for k, v in (good | changes).items() if v is not None}}
+
+
+@pytest.mark.parametrize(
+    ("config", "match"),
+    [
+        ({"norm_output": False}, "norm_output must be true"),
+        ({"norm_output": 1}, "norm_output must be true"),
+        ({"architectures": ["LlamaForCausalLM"]}, "architectures must be"),
+        ({"num_hidden_layers": 2}, "num_hidden_layers must be 1"),
+        ({"hidden_act": "gelu"}, "hidden_act must be"),
+        ({"attention_bias": True}, "attention_bias must be false"),
+        ({"rope_scaling": {"factor": 2}}, "rope_scaling must be null"),
+        ({"secondguess": None}, "no secondguess block"),
+        ({"secondguess": {}}, "no secondguess block"),
+        ({"secondguess": "pr"}, "no secondguess block"),
+        (block(target_embedding=None), "lacks target_embedding"),
+        (block(target_num_layers="8"), "target_num_layers must be a whole number"),
+        (block(reconsideration="yes"), "reconsideration must be true or false"),
+        ({"hidden_size": None}, "lacks hidden_size"),
+        ({"hidden_size": "32"}, "hidden_size must be a whole number"),
+        ({"hidden_size": True}, "hidden_size must be a whole number"),
+        ({"head_dim": -8}, "head_dim must be a whole number above 0"),
+        ({"rope_theta": float("nan")}, "rope_theta must be a number above 0"),
+        ({"rope_theta": 5.0}, "rope_parameters"),
+        ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 10000.0}}, "rope_parameters"),
+        ({"rope_parameters": []}, "rope_parameters"),
+        ({"eagle_aux_hidden_state_layer_ids": [1, 3, 4]}, "other taps"),
+        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 3, 4]}}, "other taps"),
+        ({"num_key_value_heads": 3}, "multiple of key/value heads"),
+        ({"vocab_size": 65}, "not for this target"),
+        ({"draft_vocab_size": 65}, "draft_vocab_size is larger"),
+        ({"draft_vocab_size": 31}, "d2t must hold 31"),
+        ({"intermediate_size": 65}, "expected"),
+    ],
+)
+def test_settings_of_another_network_are_refused(whole, tmp_path, config: dict, match: str) -> None:
+    with pytest.raises(UserError, match=match):
+        load_copy(whole, tmp_path, config=config)
+
+
+OFFSETS = to_offsets(torch.arange(32))
+
+
+@pytest.mark.parametrize(
+    ("tensors", "match"),
+    [
+        ({"extra": torch.zeros(1)}, "extra"),
+        ({"norm.weight": None}, r"norm\.weight"),
+        ({"norm.weight": torch.ones(3)}, "expected"),
+        ({"d2t": None}, "d2t or t2d is missing"),
+        ({"t2d": None}, "d2t or t2d is missing"),
+        ({"d2t": OFFSETS.float()}, "int64 offsets"),
+        ({"d2t": OFFSETS[:-1]}, "32 int64 offsets"),
+        ({"d2t": OFFSETS + 60}, "outside the target's vocabulary"),
+        ({"d2t": OFFSETS - 1}, "outside the target's vocabulary"),
+        ({"d2t": OFFSETS}, "disagree"),
+        ({"d2t": -torch.arange(32), "t2d": torch.arange(64) == 0}, "disagree"),
+        ({"t2d": torch.ones(64)}, "disagree"),
+        ({"t2d": torch.ones(3, dtype=torch.bool)}, "disagree"),
+    ],
+)
+def test_damaged_tensors_are_refused(whole, tmp_path, tensors: dict, match: str) -> None:
+    with pytest.raises(UserError, match=match):
+        load_copy(whole, tmp_path, tensors=tensors)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "match"),
+    [
+        ("model.safetensors", b"nonsense", "not a readable safetensors"),
+        ("config.json", b"{", "not JSON"),
+        ("config.json", b"\xff", "not JSON"),
+        ("config.json", b"[1]", "no secondguess block"),
+        ("config.json", None, "no drafter at"),
+        ("reconsider/query.safetensors", None, "drafter is incomplete"),
+    ],
+)
+def test_damaged_files_are_refused(whole, tmp_path, name: str, content: bytes | None, match: str) -> None:
+    target, folder = whole
+    path = shutil.copytree(folder, tmp_path / "copy") / name
+    path.unlink() if content is None else path.write_bytes(content)
+    with pytest.raises(UserError, match=match):
+        load_drafter(tmp_path / "copy", target.embedding, target.spec.num_layers)
+
+
+@pytest.mark.parametrize("name", ["eagle3.1", "pr"])
+def test_shipped_settings_are_as_strict(name: str) -> None:
+    config, _ = read_settings(SHIPPED / "smollm2-135m" / name)
+    assert config.reconsideration == (name == "pr")
 
 
 def test_draft_vocabulary() -> None:
