@@ -10,7 +10,7 @@ from torch import Tensor
 from secondguess.target.linear import PackedLinear, can_pack
 from secondguess.target.stable import BLOCK, StableAttention, position_spans
 
-DRAFT = 49  # columns of a draft
+DRAFT = 64  # columns of a draft, the most that ``TreeConfig.budget`` promises equal bits for
 DEPTH = 12
 
 
@@ -79,9 +79,9 @@ def test_packed_linear(size_in: int, size_out: int) -> None:
     linear = torch.nn.Linear(size_in, size_out)
     if not can_pack(linear):
         pytest.skip("this PyTorch cannot pack linear layers")
-    packed, x = PackedLinear(linear), torch.randn(100, size_in)
+    packed, x = PackedLinear(linear), torch.randn(400, size_in)
     with torch.no_grad():
         full = packed(x)
         torch.testing.assert_close(full, linear(x), atol=1e-5, rtol=1e-5)
-        for n in range(2, 50):
+        for n in (*range(2, 100), *range(100, 400, 7)):
             assert torch.equal(packed(x[:n]), full[:n])

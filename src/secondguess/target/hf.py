@@ -21,7 +21,7 @@ from secondguess.target.fingerprint import weights_fingerprint
 from secondguess.target.linear import can_pack, pack_linears
 from secondguess.types import Rows, TargetOut
 
-# With fewer, oneDNN's linear layers round differently (and, at one row, take longer than at four).
+# Linear layers round one row alone differently (see ``linear``), and take longer for one than for four.
 MIN_ROWS = 4
 FAMILIES = ("llama", "qwen2", "qwen3", "gemma3_text", "smollm3")
 

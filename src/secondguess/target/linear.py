@@ -1,7 +1,8 @@
 """Linear layers with weights packed for the CPU (inference only, float32).
 
 oneDNN reads the weights in its own blocked order, once packed instead of at every call. On the default target this
-halves the time of a verify pass, and a row's result is the same bits in any batch of two rows or more.
+halves the time of a verify pass, and a row's result is the same bits in any batch of two rows or more (one row alone
+takes other code).
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-BLOCK = 128  # positions summed together; with the columns of a tree (up to 64) it stays below 192
+BLOCK = 128  # positions summed together; with the columns of a tree, up to 64 (budget 63), no more than 192
 CHUNK = 256  # rows at once, so that a long prompt's scores stay small
 # Smaller matrices take other code in the matrix product, so they are padded.
 MIN_M, MIN_MD, MIN_BM, MIN_COLUMNS = 4, 200, 12, 16
