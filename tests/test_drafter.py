@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from secondguess.config import TreeConfig
+from secondguess.drafter import shipped
 from secondguess.drafter.checkpoint import load_drafter, save_drafter
 from secondguess.drafter.settings import read_settings
-from secondguess.drafter.shipped import SHIPPED
 from secondguess.drafter.speculator import EagleSpeculator
 from secondguess.drafter.vocab import choose_vocab, count_tokens, coverage, from_offsets, target_to_draft, to_offsets
 from secondguess.engine.speculate import Accepted, Roots
@@ -264,8 +265,21 @@ def test_damaged_files_are_refused(whole, tmp_path, name: str, content: bytes | 
 
 @pytest.mark.parametrize("name", ["eagle3.1", "pr"])
 def test_shipped_settings_are_as_strict(name: str) -> None:
-    config, _ = read_settings(SHIPPED / "smollm2-135m" / name)
+    config, _ = read_settings(shipped.SHIPPED / "smollm2-135m" / name)
     assert config.reconsideration == (name == "pr")
+
+
+def test_a_folder_is_not_mistaken_for_a_shipped_drafter(tmp_path, monkeypatch) -> None:
+    target = tiny_target("llama")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(shipped, "SHIPPED", tmp_path / "package")
+    save_drafter(tiny_drafter(target), tmp_path / "package" / "tiny" / "pr", {})
+    (tmp_path / "pr").mkdir()
+    assert shipped.find_drafter(None, "pr", target.embedding) == tmp_path / "package" / "tiny" / "pr"
+    assert shipped.find_drafter("pr", "pr", target.embedding) == Path("pr")
+    assert shipped.find_drafter(tmp_path / "pr", "eagle3.1", target.embedding) == tmp_path / "pr"
+    with pytest.raises(UserError, match=r"no drafter 'eagle3\.1': no such drafter ships; .* are: pr"):
+        shipped.find_drafter(None, "eagle3.1", target.embedding)
 
 
 def test_draft_vocabulary() -> None:

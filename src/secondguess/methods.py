@@ -93,7 +93,7 @@ def make_speculator(
     from secondguess.drafter.speculator import EagleSpeculator
     from secondguess.target.linear import can_pack, pack_linears
 
-    folder = find_drafter(drafter or method.name, target.embedding)
+    folder = find_drafter(drafter, method.name, target.embedding)
     loaded = load_drafter(folder, target.embedding, target.spec.num_layers)
     if method.tree.num_reconsider and not loaded.config.reconsideration:
         raise UserError(f"drafter {folder} has no self-query, so it cannot reconsider: use eagle3.1 or a pr drafter")

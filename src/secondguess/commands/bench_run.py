@@ -57,7 +57,7 @@ def drafter_digests(bench: Bench, drafter: str | None) -> dict[str, str]:
     digests = {}
     for method, llm in bench.llms.items():
         if method.has_drafter:
-            folder = find_drafter(drafter or method.name, llm.target.embedding)
+            folder = find_drafter(drafter, method.name, llm.target.embedding)
             files = sorted(folder.rglob("*.safetensors"))
             digests[method.name] = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
     return digests

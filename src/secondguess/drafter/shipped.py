@@ -23,13 +23,17 @@ def shipped_for(embedding: Tensor) -> dict[str, Path]:
     return found
 
 
-def find_drafter(drafter: str | Path, embedding: Tensor) -> Path:
-    """A folder as given, or the folder of a shipped drafter's name. Raises UserError when there is neither."""
-    folder = Path(drafter).expanduser()
-    if folder.is_dir():
+def find_drafter(drafter: str | Path | None, default: str, embedding: Tensor) -> Path:
+    """The folder of a drafter: as given, or shipped under the name given, or under ``default`` when none is given.
+
+    A folder that happens to be called like the default (``pr``) is taken only when it is asked for. Raises UserError
+    when there is no such drafter.
+    """
+    if drafter is not None and (folder := Path(drafter).expanduser()).is_dir():
         return folder
-    shipped = shipped_for(embedding)
-    if str(drafter) in shipped:
-        return shipped[str(drafter)]
+    name, shipped = str(drafter or default), shipped_for(embedding)
+    if name in shipped:
+        return shipped[name]
     names = ", ".join(shipped) or "none"
-    raise UserError(f"no drafter {str(drafter)!r}: no such folder, and those that ship for this target are: {names}")
+    what = "no such drafter ships" if drafter is None else "no such folder"
+    raise UserError(f"no drafter {name!r}: {what}; those that ship for this target are: {names}")
