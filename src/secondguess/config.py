@@ -30,7 +30,7 @@ class TreeConfig:
     Raises UserError when a field is out of range.
     """
 
-    budget: int = option(48, "draft tokens verified per cycle (the paper's B); above 63, near-ties may round otherwise")
+    budget: int = option(48, "draft tokens verified per cycle (the paper's B); above 63, texts may part at near-ties")
     num_steps: int = option(8, "drafter forwards per cycle (gamma)")
     grow_width: int = option(6, "nodes forwarded per draft step (B_w)")
     offer_width: int = option(6, "children offered by one forwarded node (k)")
