@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pkgutil
 import subprocess
 import sys
@@ -84,7 +85,9 @@ def test_bad_usage_is_one_line_and_exit_2(argv, said, command, capsys) -> None:
     ("error", "code", "said"),
     [
         (UserError("no such target: x;\ntry smollm2-135m"), 2, "no such target: x; try smollm2-135m\n"),
-        (FileNotFoundError(2, "No such file or directory", "tasks.jsonl"), 2, "no such file: tasks.jsonl\n"),
+        (FileNotFoundError(2, "No such file or directory", "a.json"), 1, "a.json: No such file or directory (SECOND"),
+        (PermissionError(13, "Permission denied", "/out.json"), 1, "secondguess: /out.json: Permission denied (SECOND"),
+        (OSError("no space"), 1, "OSError: no space (SECONDGUESS"),
         (ValueError("shapes differ"), 1, "ValueError: shapes differ (SECONDGUESS_DEBUG=1"),
         (RuntimeError("\nout of memory\nframe 0\nframe 1"), 1, "RuntimeError: out of memory (SECONDGUESS"),
         (MemoryError(), 1, "MemoryError: no message"),
@@ -149,6 +152,17 @@ def test_python_dash_m_runs_the_command_line() -> None:
     done = subprocess.run([sys.executable, "-m", "secondguess", "no-such"], capture_output=True, text=True)
     assert done.returncode == 2
     assert done.stderr.startswith("secondguess: unknown command 'no-such'")
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_reader_who_leaves_is_no_failure_to_tell_of(unbuffered: str) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    argv = [sys.executable, "-m", "secondguess", "train", "--print-config", "responses=a", "out=b"]
+    environment = os.environ | {"PYTHONUNBUFFERED": unbuffered}
+    done = subprocess.run(argv, stdout=write, stderr=subprocess.PIPE, text=True, env=environment)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (1, "")
 
 
 settings = st.builds(
@@ -232,7 +246,10 @@ def test_json_through_a_link_keeps_the_link(tmp_path: Path) -> None:
     assert json.loads(real.read_text())["rows"] == ROWS
 
 
-@pytest.mark.parametrize(("file", "said"), [("no/out.json", "no folder"), (".", "is a folder")])
+@pytest.mark.parametrize(
+    ("file", "said"),
+    [("no/out.json", "no folder"), (".", "is a folder"), ("/proc/out.json", "no file can be made in /proc: ")],
+)
 def test_a_json_path_that_cannot_be_written_is_found_out_first(file, said, tmp_path: Path) -> None:
     parser = Parser("test", "")
     record.add_json(parser)

@@ -51,16 +51,31 @@ class Parser(argparse.ArgumentParser):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code. ``--help`` and ``--version`` raise ``SystemExit(0)``."""
     try:
-        return _run(sys.argv[1:] if argv is None else argv)
+        try:
+            return _run(sys.argv[1:] if argv is None else argv)
+        finally:
+            sys.stdout.flush()  # so that a reader who has left (``| head``) is found out here and not at exit
     except KeyboardInterrupt:
         return _fail("interrupted", 130)
     except UserError as error:
         return _fail(str(error), 2)
-    except FileNotFoundError as error:
-        return _fail(f"no such file: {error.filename}" if error.filename else str(error), 2)
+    except BrokenPipeError:
+        return _leave_quietly()
     except Exception as error:  # the boundary: whatever the work raised ends as one line
-        reason = (str(error).strip() or "no message").splitlines()[0]
-        return _fail(f"{type(error).__name__}: {reason} (SECONDGUESS_DEBUG=1 shows where)", 1)
+        return _fail(f"{_reason(error)} (SECONDGUESS_DEBUG=1 shows where)", 1)
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, OSError) and error.filename and error.strerror:
+        return f"{error.filename}: {error.strerror}"
+    first_line = (str(error).strip() or "no message").splitlines()[0]
+    return f"{type(error).__name__}: {first_line}"
+
+
+def _leave_quietly() -> int:
+    """As rich does when nobody reads standard output any more: what is still buffered goes nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 1
 
 
 def _run(argv: Sequence[str]) -> int:

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import platform
 import shlex
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from secondguess.atomic import replacing
+
 PACKAGES = ("secondguess", "torch", "transformers")
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
-    """Add ``--json FILE``. A folder that does not exist is found out here, not after an hour of work."""
+    """Add ``--json FILE``. A place that cannot be written is found out here, not after an hour of work."""
     parser.add_argument("--json", type=_output_file, metavar="FILE", help="also write the result to FILE, for machines")
 
 
@@ -43,12 +45,8 @@ def write_json(path: Path, record: Mapping[str, Any], rows_key: str, rows: Seque
     if path.is_symlink() or (path.exists() and not path.is_file()):
         path.write_text(text, encoding="utf-8")
         return
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
+    with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _output_file(text: str) -> Path:
@@ -57,6 +55,11 @@ def _output_file(text: str) -> Path:
         raise argparse.ArgumentTypeError(f"{text} is a folder; name a file in it")
     if not path.parent.is_dir():
         raise argparse.ArgumentTypeError(f"no folder {path.parent}; create it first")
+    if not path.exists():
+        try:
+            tempfile.TemporaryFile(dir=path.parent).close()
+        except OSError as error:
+            raise argparse.ArgumentTypeError(f"no file can be made in {path.parent}: {error.strerror}") from error
     return path
 
 
