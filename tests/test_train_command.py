@@ -12,6 +12,7 @@ import yaml
 
 from secondguess.cli import main
 from secondguess.commands.train_run import interrupt_between_steps
+from secondguess.train.trainer import Trainer
 from tiny_folder import save_tiny
 
 
@@ -44,8 +45,8 @@ def files(folder: Path) -> set[Path]:
 def test_train_then_generate(settings, tiny: Path, tmp_path: Path, capsys) -> None:
     assert main([*settings, "--json", str(tmp_path / "log.json")]) == 0
     shown = " ".join(capsys.readouterr().err.split())
-    assert "held out: level 0 loss" in shown
-    assert "level 1 loss" in shown
+    assert "level 0: held-out loss" in shown
+    assert "level 1: held-out loss" in shown
     result = json.loads((tmp_path / "log.json").read_text())
     assert result["record"].keys() == {"command", "revision", "versions", "machine", "time"}
     assert result["rows"][0]["step"] == 3
@@ -94,6 +95,23 @@ def test_help_lists_the_settings(capsys) -> None:
     with pytest.raises(SystemExit):
         main(["train", "--help"])
     assert "weight of the balance term (beta); default: 0.0" in capsys.readouterr().out
+
+
+def test_an_interrupted_run_goes_on(settings, tmp_path: Path, monkeypatch, capsys) -> None:
+    whole = Trainer.train_step
+
+    def interrupted(self: Trainer, indices: list[int]):
+        if self.step == 1:
+            signal.raise_signal(signal.SIGINT)
+        return whole(self, indices)
+
+    with monkeypatch.context() as m:
+        m.setattr(Trainer, "train_step", interrupted)
+        assert main(settings) == 130
+    assert "2 steps are kept in" in capsys.readouterr().err
+    assert main(settings) == 0
+    assert "continuing at step 2" in capsys.readouterr().err
+    assert (tmp_path / "run" / "drafter" / "config.json").exists()
 
 
 def test_the_first_interrupt_waits_for_the_step_to_end() -> None:

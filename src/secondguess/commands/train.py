@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from secondguess.commands.record import add_json, make_record, write_json
+from secondguess.errors import UserError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,6 +24,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from secondguess.train.config import dump_config, load_config
 
+    if args.json and (args.print_config or args.dry_run):
+        raise UserError("--json writes the log of a run: leave out --print-config and --dry-run")
     config = load_config(args.config, args.overrides)
     if args.print_config:
         sys.stdout.write(dump_config(config))  # as it is: rich would wrap lines and take brackets for markup
@@ -36,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
     console = Console(stderr=True, highlight=False, markup=False)
     record = make_record()
     setup = prepare(config, record, console.print)
-    console.print(describe(setup))
+    console.print(describe(setup), soft_wrap=True)
     if args.dry_run:
         return 0
     capture(setup, console)

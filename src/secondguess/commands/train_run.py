@@ -48,22 +48,23 @@ def train(trainer: Trainer, console: Console) -> None:
                 bar.update(task, completed=step, description=f"training  loss {loss:.3f}")
                 check()
 
-            trainer.run(on_step, lambda line: console.print(held_out_line(line)))
+            trainer.run(on_step, lambda line: console.print(held_out_lines(line), soft_wrap=True))
     except KeyboardInterrupt:
-        console.print(f"step {trainer.step} is saved in {trainer.folder.path}; the same command goes on from there")
+        kept = f"{trainer.num_saved} steps are kept in {trainer.folder.path}"
+        console.print(f"{kept}; the same command goes on from there", soft_wrap=True)
         raise
-    console.print(f"drafter written to {trainer.folder.drafter}")
+    console.print(f"drafter written to {trainer.folder.drafter}", soft_wrap=True)
 
 
-def held_out_line(line: dict[str, Any]) -> str:
-    """``step 200/900  held out: level 0 loss 2.10 2.40, top-1 0.51 0.44``: one number per unroll step."""
-    parts = [
-        f"level {level} loss {numbers(line['held_out'][f'loss{level}'])}, "
-        f"top-1 {numbers(line['held_out'][f'top1_{level}'])}"
-        for level in (0, 1)
-        if f"loss{level}" in line["held_out"]
-    ]
-    return f"step {line['step']}/{line['of']}  held out: {'; '.join(parts)}"
+def held_out_lines(line: dict[str, Any]) -> str:
+    """``step 200/900  level 0: held-out loss 2.10 2.40, top-1 0.51 0.44``: one number per unroll step."""
+    held_out, start = line["held_out"], f"step {line['step']}/{line['of']}  "
+    shown = []
+    for level in (level for level in (0, 1) if f"loss{level}" in held_out):
+        loss, top1 = numbers(held_out[f"loss{level}"]), numbers(held_out[f"top1_{level}"])
+        shown.append(f"{start}level {level}: held-out loss {loss}, top-1 {top1}")
+        start = " " * len(start)
+    return "\n".join(shown)
 
 
 def numbers(values: list[float]) -> str:

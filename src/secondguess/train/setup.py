@@ -13,7 +13,8 @@ from secondguess.target.hf import HFTarget
 from secondguess.target.load import load_target
 from secondguess.train.config import TrainConfig
 from secondguess.train.data import read_responses
-from secondguess.train.trainer import Trainer, use_bfloat16
+from secondguess.train.start import use_bfloat16
+from secondguess.train.trainer import Trainer
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,7 @@ import torch
 
 from secondguess.capture.store import StateStore
 from secondguess.drafter.checkpoint import save_drafter
-from secondguess.drafter.fit import drafter_config, final_norm_gain, head_rows
-from secondguess.drafter.model import Drafter, initialise
+from secondguess.drafter.fit import head_rows
 from secondguess.drafter.vocab import choose_vocab, count_tokens, coverage, target_to_draft
 from secondguess.errors import UserError
 from secondguess.target.hf import HFTarget
@@ -24,28 +23,7 @@ from secondguess.train.data import Response, batches, digest, split_held_out
 from secondguess.train.feed import Feed
 from secondguess.train.objective import Tally, objective, reconsider_of
 from secondguess.train.run_folder import RunFolder
-
-
-def use_bfloat16(precision: str) -> bool:
-    """``auto`` takes bfloat16 products where the processor multiplies them natively."""
-    native = getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
-    return precision == "bfloat16" or (precision == "auto" and native())
-
-
-def new_drafter(target: HFTarget, config: TrainConfig, target_ids: torch.Tensor) -> Drafter:
-    """A drafter for ``target`` at its start point."""
-    shape = drafter_config(target.model, config.draft_vocab_size, config.method == "pr")
-    drafter = Drafter(shape, target.embedding.detach().float(), target_ids)
-    initialise(drafter, head_rows(target.head_weight, target_ids), final_norm_gain(target.model), config.seed)
-    return drafter
-
-
-def new_optimizer(drafter: Drafter, config: TrainConfig) -> torch.optim.Optimizer:
-    """AdamW that decays matrices only: norms and the self-query are scales and a place, not weights."""
-    matrices = [p for p in drafter.parameters() if p.dim() > 1]
-    vectors = [p for p in drafter.parameters() if p.dim() == 1]
-    groups = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=config.lr, betas=(0.9, 0.95), weight_decay=config.weight_decay, fused=True)
+from secondguess.train.start import new_drafter, new_optimizer, use_bfloat16
 
 
 class Trainer:
@@ -80,7 +58,7 @@ class Trainer:
             "draft vocabulary": target_ids.tolist(),
         }
         self.folder = RunFolder(Path(config.out).expanduser(), config, inputs)
-        self.step, self.seconds, self.window, self.log_bytes = 0, 0.0, Tally(), 0
+        self.step, self.num_saved, self.seconds, self.window, self.log_bytes = 0, 0, 0.0, Tally(), 0
         self.resume()
 
     # -- one step ------------------------------------------------------------------------------------------------
@@ -182,6 +160,7 @@ class Trainer:
             "optimizer": self.optimizer.state_dict(),
         }
         self.folder.save(state)
+        self.num_saved = self.step
 
     def resume(self) -> None:
         state = self.folder.load()
@@ -189,7 +168,8 @@ class Trainer:
             return
         self.drafter.load_state_dict(state["drafter"])
         self.optimizer.load_state_dict(state["optimizer"])
-        self.step, self.seconds, self.log_bytes = state["step"], state["seconds"], state["log_bytes"]
+        self.step = self.num_saved = state["step"]
+        self.seconds, self.log_bytes = state["seconds"], state["log_bytes"]
         self.window = Tally(**state["window"])
 
     def export(self) -> None:
