@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -423,7 +424,8 @@ def test_an_interrupt_says_how_to_go_on(command, monkeypatch, capsys) -> None:
 
 
 def test_a_lossy_method_is_named_and_the_exit_code_is_1(command, monkeypatch, capsys) -> None:
-    monkeypatch.setattr("secondguess.engine.cycle.child_with", lambda tree, node_R, token_R: lossy(tree, node_R))
+    walking = sys.modules["secondguess.tree.walk"]  # by name, secondguess.tree.walk is the function
+    monkeypatch.setattr(walking, "child_with", lambda tree, node_R, token_R: lossy(tree, node_R))
     assert command("--method", "ngram", "--budget", "4", "--max-new-tokens", "30", "--limit", "1") == 1
     assert "NOT LOSSLESS: ngram (budget 4, T = 0) on own 0" in capsys.readouterr().err
 
@@ -439,6 +441,7 @@ def lossy(tree, node_R):
     [
         (["--method", "prr"], "unknown method 'prr'; did you mean pr?"),
         (["--method", "pr:q=1"], "unknown setting 'q'"),
+        (["--method", "ngram:k=3"], "ngram does not use offer_width, only eagle3.1, pr do"),
         (["--budget", "0"], "budget must be at least 1, got 0"),
         (["--budget", "many"], "invalid comma-separated int value: 'many'"),
         (["--temperature", "-1"], "temperature must be 0 or more"),

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from secondguess.engine.cycle import chooser
 from secondguess.engine.noise import gumbel
 from secondguess.engine.sampler_state import join, keep, start
 from secondguess.engine.sampling import SamplerState, choose, perturbed, process, record
@@ -313,7 +314,8 @@ def test_walking_any_tree_with_target_tokens_at_its_nodes_emits_exactly_the_targ
     paths = random_tree(rng, vocab, depth=3, max_nodes=6 if vocab <= 4 else 5)
     law = {path: softmax([rng.gauss(0, 1.5) for _ in range(vocab)]) for path in paths}
     chosen_RN = torch.tensor(list(product(range(vocab), repeat=len(paths))))  # every outcome of the draws at all nodes
-    verdict = walk(as_draft_tree(paths, len(chosen_RN)), chosen_RN)
+    tree = as_draft_tree(paths, len(chosen_RN))
+    verdict = walk(tree, lambda node_R, active_R: chosen_RN.gather(1, node_R[:, None])[:, 0])
     law_NV = torch.tensor(list(law.values()), dtype=torch.float64)
     weights_R = law_NV[torch.arange(len(paths)), chosen_RN].prod(1)
     emitted: dict[tuple[int, ...], float] = {}
@@ -332,19 +334,19 @@ def test_walking_trees_emits_the_tokens_of_plain_decoding(params: SamplingParams
     def next_logits(tokens: list[int]) -> Tensor:
         return logits_like(hash((seed, *tokens[-3:])) % 2**31, 2, torch.float32)[1:]
 
-    def step(tokens: list[int], state: SamplerState) -> None:
-        token_1 = choose(next_logits(tokens), state, torch.tensor([len(tokens)]))
-        record(state, token_1, torch.tensor([True]))
-        tokens.append(int(token_1))
-
     request, rng = Request(PROMPT, replace(params, max_tokens=24)), Random(seed)
     plain, plain_state = list(PROMPT), start([request], [seed], vocab_size=V, eos_ids=(EOS,))
-    for _ in range(24):
-        step(plain, plain_state)
+    while len(plain) < len(PROMPT) + 24:
+        token_1 = choose(next_logits(plain), plain_state, torch.tensor([len(plain)]))
+        record(plain_state, token_1, torch.tensor([True]))
+        plain += token_1.tolist()
+
     drafted, state = list(PROMPT), start([request], [seed], vocab_size=V, eos_ids=(EOS,))
     while len(drafted) < len(plain):
-        paths, root = random_tree(rng, V, depth=3, max_nodes=30), len(drafted)
-        step(drafted, state)
-        while tuple(drafted[root:]) in paths:
-            step(drafted, state)
+        paths = random_tree(rng, V, depth=3, max_nodes=30)
+        logits_NV = torch.cat([next_logits([*drafted, *path]) for path in paths])
+        positions_N = torch.tensor([len(drafted) - 1 + len(path) for path in paths])
+        tree = as_draft_tree(paths, 1)
+        verdict = walk(tree, chooser(logits_NV[None], positions_N[None], state, None))
+        drafted += verdict.tokens_RD[0].tolist()
     assert drafted[: len(plain)] == plain

@@ -287,8 +287,8 @@ def tree_of(parents_RN: Tensor, tokens_RN: Tensor) -> DraftTree:
 def test_walk_equals_plain_python(config: TreeConfig, seed: int) -> None:
     tree, _ = draft(config, seed, True, [0, 1])
     chosen_RN = torch.randint(VOCAB, tree.tokens_RN.shape, generator=torch.Generator().manual_seed(seed))
-    verdict = walk(tree, chosen_RN)
-    assert verdict.path_RD.shape[1] == int(tree.depths_RN.max()) + 1
+    verdict = walk(tree, lambda node_R, active_R: chosen_RN.gather(1, node_R[:, None])[:, 0])
+    assert verdict.path_RD.shape[1] == int(verdict.num_emitted_R.max())
     for r in range(2):
         lists = (tree.parents_RN[r].tolist(), tree.tokens_RN[r].tolist(), chosen_RN[r].tolist())
         path, tokens = reference.accepted_path(*lists)

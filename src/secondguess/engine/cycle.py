@@ -20,7 +20,7 @@ from secondguess.engine.slots import SlotCache
 from secondguess.engine.speculate import Accepted, Roots, Speculator
 from secondguess.target.base import Target
 from secondguess.tree.layout import ancestors_or_self
-from secondguess.tree.walk import child_with
+from secondguess.tree.walk import walk
 from secondguess.types import DraftTree, Origin, Rows, Verdict
 
 # Hears of every token as it is chosen: logits [R, V], sampler, positions [R], active [R].
@@ -45,7 +45,7 @@ class CycleTrace:
 
 @dataclass(slots=True)
 class Engine:
-    """What a cycle needs and keeps."""
+    """What a cycle needs and keeps. ``last`` is the newest cycle's trace, None if a prefill came after it."""
 
     target: Target
     speculator: Speculator
@@ -57,12 +57,12 @@ class Engine:
 def run_cycle(engine: Engine, batch: Batch) -> None:
     """Draft a tree per request, verify all trees in one forward pass, emit what the target agrees with."""
     started = perf_counter()
-    tree = engine.speculator.draft(roots_of(batch.sequences))
+    tree = engine.speculator.draft(roots_of(batch.sequences, engine.target.spec.device))
     drafted = perf_counter()
     rows = verify_rows(tree, batch.sequences)
     out = engine.target.forward(rows, engine.cache)
     verified = perf_counter()
-    verdict = walk(tree, out.logits_RNV, rows.positions_RN, batch.sampler, engine.watch)
+    verdict = walk(tree, chooser(out.logits_RNV, rows.positions_RN, batch.sampler, engine.watch))
     walked = perf_counter()
     engine.cache.compact(
         rows.slots_R,
@@ -76,11 +76,13 @@ def run_cycle(engine: Engine, batch: Batch) -> None:
     charge(batch.sequences, (started, drafted, verified, walked, perf_counter()))
 
 
-def roots_of(sequences: list[Sequence]) -> Roots:
+def roots_of(sequences: list[Sequence], device: torch.device) -> Roots:
+    """Where each request stands, in the order of the batch's rows."""
     return Roots(
         slots=tuple(s.slot for s in sequences),
         tokens=tuple(s.token_ids[-1] for s in sequences),
         histories=tuple(s.token_ids for s in sequences),
+        device=device,
     )
 
 
@@ -104,32 +106,25 @@ def verify_rows(tree: DraftTree, sequences: list[Sequence]) -> Rows:
     )
 
 
-def walk(
-    tree: DraftTree, logits_RNV: Tensor, positions_RN: Tensor, sampler: SamplerState, watch: Watcher | None
-) -> Verdict:
-    """Descend while a child carries the token that the target chooses at the node; the first miss is the bonus token.
+def chooser(
+    logits_RNV: Tensor, positions_RN: Tensor, sampler: SamplerState, watch: Watcher | None
+) -> Callable[[Tensor, Tensor], Tensor]:
+    """The target's token after each node that is walked, chosen exactly as in plain decoding, and recorded."""
+    each_R = torch.arange(len(logits_RNV), device=logits_RNV.device)
 
-    The target chooses exactly as in plain decoding, node by node, so any tree gives plain decoding's tokens.
-    """
-    R = len(logits_RNV)
-    each_R = torch.arange(R, device=logits_RNV.device)
-    node_R = torch.zeros_like(each_R)
-    path, tokens = [], []
-    while bool((active_R := node_R >= 0).any()):
-        here_R = node_R.clamp(min=0)
-        logits_RV, position_R = logits_RNV[each_R, here_R], positions_RN[each_R, here_R] + 1
+    def choose_at(node_R: Tensor, active_R: Tensor) -> Tensor:
+        logits_RV, position_R = logits_RNV[each_R, node_R], positions_RN[each_R, node_R] + 1
         token_R = choose(logits_RV, sampler, position_R)
         if watch:
             watch(logits_RV, sampler, position_R, active_R)
         record(sampler, token_R, active_R)
-        path.append(node_R)
-        tokens.append(torch.where(active_R, token_R, -1))
-        node_R = child_with(tree, node_R, token_R)
-    path_RD = torch.stack(path, 1)
-    return Verdict(path_RD, torch.stack(tokens, 1), (path_RD >= 0).sum(1))
+        return token_R
+
+    return choose_at
 
 
 def accepted_of(verdict: Verdict, sequences: list[Sequence], taps_RNLH: Tensor) -> list[Accepted]:
+    """What the speculator hears: each request's new tokens, with the taps of the nodes that they come after."""
     counts = verdict.num_emitted_R.tolist()
     return [
         Accepted(s.slot, verdict.tokens_RD[r, :n], taps_RNLH[r, verdict.path_RD[r, :n]])
@@ -146,11 +141,13 @@ def emit(tree: DraftTree, verdict: Verdict, sequences: list[Sequence]) -> None:
         s.num_accepted += n - 1
         s.num_refined += sum(levels[1:n])
         origins: list[Origin] = ["refined" if level else "level0" for level in levels[1:n]]
-        for token, origin in zip(tokens[:n], [*origins, "bonus"], strict=True):
-            s.emit(token, origin)  # type: ignore[arg-type]
+        origins.append("bonus")
+        for token, origin in zip(tokens[:n], origins, strict=True):
+            s.emit(token, origin)
 
 
 def charge(sequences: list[Sequence], times: tuple[float, ...]) -> None:
+    """Add a cycle's parts to every request that took part. ``times`` are the borders between the parts."""
     draft, verify, walked, rest = (b - a for a, b in pairwise(times))
     for s in sequences:
         s.timing.draft += draft

@@ -25,10 +25,10 @@ class Ngram:
         tries = [self._trie(history) for history in roots.histories]
         size = max(map(len, tries))
         pad = [[0, -1, 0, 0]]
-        table_RN4 = torch.tensor([trie + pad * (size - len(trie)) for trie in tries])
+        table_RN4 = torch.tensor([trie + pad * (size - len(trie)) for trie in tries], device=roots.device)
         tokens_RN, parents_RN, depths_RN, valid_RN = table_RN4.unbind(-1)
         # No probabilities here; the order of entry stands in for a score.
-        scores_RN = -torch.arange(size, dtype=torch.float32).expand_as(tokens_RN)
+        scores_RN = -torch.arange(size, dtype=torch.float32, device=roots.device).expand_as(tokens_RN)
         return DraftTree(tokens_RN, parents_RN, depths_RN, torch.zeros_like(tokens_RN), scores_RN, valid_RN == 1)
 
     def accept(self, accepted: list[Accepted]) -> None:

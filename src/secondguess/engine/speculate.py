@@ -18,6 +18,7 @@ class Roots:
     slots: tuple[int, ...]
     tokens: tuple[int, ...]  # newest emitted token of each request, the root of its tree
     histories: tuple[list[int], ...]  # prompt and emitted tokens, the root included; not to be changed
+    device: torch.device | str = "cpu"  # where the target runs, so where the tree has to be
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,9 @@ class Accepted:
 class Speculator(Protocol):
     """Drafts trees. It may keep a K/V cache of its own, with the engine's slot numbers."""
 
-    def draft(self, roots: Roots) -> DraftTree: ...
+    def draft(self, roots: Roots) -> DraftTree:
+        """A tree per request, over ``roots.tokens``, on ``roots.device``."""
+        ...
 
     def accept(self, accepted: list[Accepted]) -> None:
         """Hear what was emitted since the last draft; a slot whose prompt comes anew starts from nothing."""
@@ -47,7 +50,7 @@ class Plain:
     """No speculation: a tree of roots alone. Plain decoding is the same cycle with this speculator."""
 
     def draft(self, roots: Roots) -> DraftTree:
-        tokens_R1 = torch.tensor(roots.tokens)[:, None]
+        tokens_R1 = torch.tensor(roots.tokens, device=roots.device)[:, None]
         zeros_R1 = torch.zeros_like(tokens_R1)
         return DraftTree(tokens_R1, zeros_R1 - 1, zeros_R1, zeros_R1, zeros_R1.float(), zeros_R1 == 0)
 

@@ -1,6 +1,8 @@
-"""Descending a draft tree along given tokens. R requests, N nodes, D = depth of the deepest node + 1."""
+"""Descending a draft tree. R requests, N nodes, D = nodes of the longest accepted path."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -15,17 +17,19 @@ def child_with(tree: DraftTree, nodes_R: Tensor, tokens_R: Tensor) -> Tensor:
     return torch.where(found_R & (nodes_R >= 0), child_R, -1)
 
 
-def walk(tree: DraftTree, chosen_RN: Tensor) -> Verdict:
+def walk(tree: DraftTree, choose_at: Callable[[Tensor, Tensor], Tensor]) -> Verdict:
     """Descend from the root while a child carries the node's token; the first miss is the bonus token.
 
-    ``chosen_RN`` (int64) is the target's token after every node.
+    ``choose_at(node_R, active_R)`` is the target's token after each node, int64 [R]; it is asked once per depth, and
+    its answers in rows that are not active (bool) are ignored. Tokens are chosen as if there were no tree, so any tree
+    with distinct siblings gives the tokens of plain decoding.
     """
-    node_R = torch.zeros_like(chosen_RN[:, 0])
+    node_R = torch.zeros_like(tree.tokens_RN[:, 0])
     path, tokens = [], []
-    for _ in range(int(tree.depths_RN.max()) + 1):
-        token_R = chosen_RN.gather(1, node_R.clamp(min=0)[:, None])[:, 0]
+    while bool((active_R := node_R >= 0).any()):
+        token_R = choose_at(node_R.clamp(min=0), active_R)
         path.append(node_R)
-        tokens.append(torch.where(node_R < 0, -1, token_R))
+        tokens.append(torch.where(active_R, token_R, -1))
         node_R = child_with(tree, node_R, token_R)
     path_RD = torch.stack(path, 1)
     return Verdict(path_RD, torch.stack(tokens, 1), (path_RD >= 0).sum(1))
