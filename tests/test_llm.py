@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import fields
+import threading
+from dataclasses import fields, replace
+from itertools import zip_longest
 
 import pytest
 import torch
+from tokenizers.processors import TemplateProcessing
 
 from secondguess import LLM, SamplingParams, TreeConfig, UserError
 from secondguess.engine.sequence import TextStream, longest_overlap
+from secondguess.prompts import encode
 from tiny_folder import byte_tokenizer, save_tiny
 
 TREE = TreeConfig(budget=12, num_steps=4, grow_width=3, offer_width=3)
@@ -29,6 +33,13 @@ def llm(folder) -> LLM:
 @pytest.fixture(scope="module")
 def plain(folder) -> LLM:
     return LLM(folder / "target", method="ar")
+
+
+def assert_idle(llm: LLM) -> None:
+    """Nothing waits or runs, and all slots are free, once the engine's thread has done what it was asked."""
+    llm._thread.submit(int).result()
+    assert not llm._scheduler.busy
+    assert sorted(llm._scheduler.free) == list(range(llm.engine.cache.num_slots))
 
 
 def test_sync_streaming_and_async_agree(llm: LLM, plain: LLM) -> None:
@@ -74,23 +85,131 @@ def test_closing_a_stream_frees_its_slot(llm: LLM) -> None:
     stream = llm.stream("hello", LONG)
     next(stream)
     stream.close()
-    assert not llm._scheduler.busy
-    assert len(llm._scheduler.free) == llm.engine.cache.num_slots
+    assert_idle(llm)
 
 
-def test_stop_strings_cut_the_text_inside_an_accepted_path(llm: LLM, plain: LLM) -> None:
-    """Whatever two or three characters of the plain text: the text ends before them, however tokens were grouped."""
-    (whole,) = plain.generate("hello", LONG)
-    for at in range(4, 30, 5):
-        stop = whole.text[at : at + 3]
-        if not stop.isprintable():
-            continue
-        params = SamplingParams(max_tokens=40, ignore_eos=True, stop=(stop,))
-        (output,) = llm.generate("hello", params)
-        assert output.finish_reason == "stop"
-        assert output.text == whole.text[: whole.text.index(stop)]
-        assert output.token_ids == plain.generate("hello", params)[0].token_ids
-        assert "".join(d.text for d in llm.stream("hello", params)) == output.text
+def test_streams_may_be_read_in_turns_and_one_after_the_other(llm: LLM, plain: LLM) -> None:
+    """Whoever steps the engine moves all requests; what another reader's step finished is not lost."""
+    prompts = ["hello", "other", "third"]
+    expected = [plain.generate(p, LONG)[0] for p in prompts]
+    first, second, third = (llm.stream(p, LONG) for p in prompts)
+    deltas = [[next(first)], [next(second)], [next(third)]]
+    for one, two in zip_longest(first, second):
+        deltas[0] += [one] if one else []
+        deltas[1] += [two] if two else []
+    deltas[2] += list(third)
+    for got, output in zip(deltas, expected, strict=True):
+        assert "".join(d.text for d in got) == output.text
+        assert tuple(t for d in got for t in d.token_ids) == output.token_ids
+        assert [d.finish_reason for d in got] == [None] * (len(got) - 1) + ["length"]
+        assert got[-1].output
+        assert got[-1].output.token_ids == output.token_ids
+    assert len(deltas[2]) < len(deltas[0])
+    assert_idle(llm)
+
+
+def test_a_slow_async_reader_misses_nothing(llm: LLM, plain: LLM) -> None:
+    async def read(prompt: str, pause: float) -> str:
+        text = ""
+        async for delta in llm.agenerate(prompt, LONG):
+            text += delta.text
+            await asyncio.sleep(pause)
+        return text
+
+    async def both() -> list[str]:
+        return list(await asyncio.gather(read("hello", 0.2), read("other", 0.0)))
+
+    assert asyncio.run(both()) == [plain.generate(p, LONG)[0].text for p in ("hello", "other")]
+    assert_idle(llm)
+
+
+def test_cancelling_while_the_engine_is_busy_frees_the_request(llm: LLM) -> None:
+    async def cancelled() -> None:
+        gate = threading.Event()
+        llm._thread.submit(gate.wait)  # so that the request cannot be queued before it is cancelled
+        task = asyncio.create_task(anext(llm.agenerate("hello", LONG)))
+        await asyncio.sleep(0.01)
+        task.cancel()
+        gate.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(cancelled())
+    assert_idle(llm)
+
+
+def test_one_bad_prompt_leaves_nothing_behind(llm: LLM) -> None:
+    with pytest.raises(UserError, match="empty"):
+        llm.generate(["ok", ""])
+    assert_idle(llm)
+
+
+def test_a_fault_ends_the_readers_of_its_batch_and_no_others(llm: LLM, plain: LLM, monkeypatch) -> None:
+    stream = llm.stream("hello", LONG)
+    next(stream)
+    with monkeypatch.context() as patch:
+        patch.setattr(llm.engine.speculator, "draft", lambda roots: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            llm.generate("other", LONG)
+    (last,) = stream
+    assert last.finish_reason == "abort"
+    assert_idle(llm)
+    assert llm.generate("hello", LONG)[0].text == plain.generate("hello", LONG)[0].text
+
+
+@pytest.mark.parametrize("min_tokens", [0, 9])
+@pytest.mark.parametrize("at", [2, 7, 16])
+def test_stop_strings_depend_on_neither_method_nor_streaming(folder, llm: LLM, plain: LLM, at: int, min_tokens) -> None:
+    """They cut the plain text, the same way whatever was accepted and handed out together."""
+    whole = stop_text(plain)
+    stop = (whole[at : at + 2], whole[at : at + 5])
+    params = replace(STOPPABLE, stop=stop, min_tokens=min_tokens)
+    begin = min(b for b in (whole.find(s, max(0, min_tokens - len(s))) for s in stop) if b >= 0)
+    for method in (plain, llm, LLM(folder / "target", method="ngram", tree=TREE)):
+        (output,) = method.generate("hello", params)
+        assert (output.text, output.finish_reason) == (whole[:begin], "stop")
+        deltas = list(method.stream("hello", params))
+        assert "".join(d.text for d in deltas) == output.text
+        assert tuple(t for d in deltas for t in d.token_ids) == output.token_ids
+        assert len(output.token_ids) >= min_tokens
+
+
+STOPPABLE = SamplingParams(temperature=1.0, seed=3, max_tokens=60, ignore_eos=True, logit_bias={69: 100.0, 70: 99.0})
+
+
+def stop_text(plain: LLM) -> str:
+    """Two letters in a random order: one byte is one character, and every stop string comes again."""
+    (output,) = plain.generate("hello", STOPPABLE)
+    assert len(set(output.text)) == 2
+    assert len(output.text) == 60
+    return output.text
+
+
+def test_a_text_that_was_cut_gets_no_unfinished_character_after_it() -> None:
+    tokenizer = byte_tokenizer()
+    stream = TextStream(tokenizer)
+    for token in tokenizer.encode("ab\u20ac")[:-1]:
+        stream.push(token)
+    stream.cut(1)
+    stream.flush()
+    assert stream.text == "a"
+
+
+def test_prompts_as_text_ids_and_messages(llm: LLM, plain: LLM) -> None:
+    """The byte tokenizer adds nothing to text; the template ends a message with a new line."""
+    ids = llm.encode("ab\n")
+    assert ids == llm.encode([{"role": "user", "content": "ab"}]) == llm.encode(list(ids))
+    outputs = [plain.generate(p, LONG)[0] for p in ("ab\n", ids, [{"role": "user", "content": "ab"}])]
+    assert [o.prompt for o in outputs] == ["ab\n"] * 3
+    assert len({o.token_ids for o in outputs}) == 1
+
+
+def test_raw_text_gets_the_special_tokens_of_the_tokenizer_and_a_conversation_those_of_its_template() -> None:
+    tokenizer = byte_tokenizer("{% for m in messages %}<end>{{ m['content'] }}{% endfor %}")
+    backend = tokenizer.backend_tokenizer
+    backend.post_processor = TemplateProcessing(single="<end> $A", special_tokens=[("<end>", 0)])
+    assert encode(tokenizer, "a") == (0, *encode(tokenizer, "a")[1:])
+    assert encode(tokenizer, [{"role": "user", "content": "a"}]) == encode(tokenizer, "a")
 
 
 def test_min_tokens_keeps_stops_away(llm: LLM) -> None:
@@ -135,7 +254,7 @@ def test_the_end_of_a_text_that_may_become_a_stop_string() -> None:
         (lambda f: LLM(f / "nowhere", method="ar"), "nowhere"),
         (lambda f: LLM(f / "target", method="prr"), "did you mean pr"),
         (lambda f: LLM(f / "target", method="pr:budgt=3"), "did you mean budget"),
-        (lambda f: LLM(f / "target", method="eagle3.1:m=2"), "only pr reconsiders"),
+        (lambda f: LLM(f / "target", method="eagle3.1:m=2"), "only pr does"),
         (lambda f: LLM(f / "target", f / "drafters" / "eagle3.1", method="pr"), "no self-query"),
         (lambda f: LLM(f / "target", f / "drafters" / "other"), "trained for another"),
         (lambda f: LLM(f / "target", "missing"), "no drafter 'missing'"),
@@ -153,7 +272,7 @@ def test_an_eagle_method_runs_a_pr_drafter_at_level_0(folder) -> None:
     zero = LLM(folder / "target", folder / "drafters" / "pr", method="pr:m=0", tree=TREE)
     for one, two in zip(eagle.stream("hello", LONG), zero.stream("hello", LONG), strict=True):
         assert one.token_ids == two.token_ids
-        if eagle.engine.last and zero.engine.last:  # the first delta is the prefill's
-            assert torch.equal(eagle.engine.last.tree.tokens_RN, zero.engine.last.tree.tokens_RN)
-    assert eagle.engine.last
-    assert zero.engine.last
+        if eagle.last_trace and zero.last_trace:  # the first delta is the prefill's
+            assert torch.equal(eagle.last_trace.tree.tokens_RN, zero.last_trace.tree.tokens_RN)
+    assert eagle.last_trace
+    assert zero.last_trace

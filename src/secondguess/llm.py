@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import AsyncGenerator, Generator
 from collections.abc import Sequence as Seq
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
 
 from secondguess.config import TreeConfig
-from secondguess.engine.cycle import Engine
+from secondguess.engine.cycle import CycleTrace, Engine, Watcher
 from secondguess.engine.scheduler import Scheduler
 from secondguess.engine.sequence import Sequence
 from secondguess.errors import UserError
 from secondguess.methods import make_speculator, parse_method
+from secondguess.prompts import Prompt, as_list, encode
 from secondguess.target.hf import HFTarget
 from secondguess.target.load import load_target
 from secondguess.types import Delta, Output, Request, SamplingParams, Stats
-
-T = TypeVar("T")
-Prompt = str | Seq[int]  # text, or token ids
 
 
 class LLM:
@@ -61,66 +59,75 @@ class LLM:
     def generate(
         self, prompts: Prompt | Seq[Prompt], params: SamplingParams | Seq[SamplingParams] | None = None
     ) -> list[Output]:
-        """Continue all prompts, batched; one Output per prompt, in order. ``params``: one for all, or one each."""
+        """Continue all prompts, batched; one Output per prompt, in order. ``params``: one for all, or one each.
+
+        A prompt is raw text, token ids, or messages ({"role", "content"}) for the model's chat template. Raises
+        UserError before anything is decoded if one of them cannot be.
+        """
         batch = as_list(prompts)
         each = [params or SamplingParams()] * len(batch) if not isinstance(params, Seq) else list(params)
         if len(each) != len(batch):
             raise UserError(f"{len(batch)} prompts but {len(each)} sampling params: give one for all or one each")
-        requests = [self.request(p, q) for p, q in zip(batch, each, strict=True)]
-        sequences = self._call(lambda: [self._scheduler.add(request) for request in requests])
+        sequences = [self._prepare(p, q) for p, q in zip(batch, each, strict=True)]
         try:
+            for s in sequences:
+                self._thread.submit(self._scheduler.submit, s)
             while not all(s.finish_reason for s in sequences):
-                self._call(self._scheduler.step)
+                self._thread.submit(self._scheduler.step).result()
+            return self._thread.submit(lambda: [self._output(s) for s in sequences]).result()
         finally:
-            self._call(lambda: [self._scheduler.abort(s) for s in sequences if not s.finish_reason])
-        return [self._output(s) for s in sequences]
+            self._abandon(sequences)
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Generator[Delta]:
-        """Continue one prompt; yields what each cycle accepted. Closing the iterator drops the request."""
-        request = self.request(prompt, params or SamplingParams())
-        sequence = self._call(lambda: self._scheduler.add(request))
+        """Continue one prompt; yields what was accepted since the last delta. Closing the iterator drops the request.
+
+        Other requests move on meanwhile, so a slow reader gets longer deltas. The last one has the Output.
+        """
+        sequence = self._prepare(prompt, params or SamplingParams())
         try:
-            while not sequence.finish_reason:
-                self._call(self._scheduler.step)
-                if len(sequence.origins) > sequence.streamed_tokens:
-                    yield self._delta(sequence)
+            self._thread.submit(self._scheduler.submit, sequence)
+            done = False
+            while not done:
+                if delta := self._thread.submit(self._advance, sequence).result():
+                    yield delta
+                    done = delta.output is not None
         finally:
-            if not sequence.finish_reason:
-                self._call(lambda: self._scheduler.abort(sequence))
+            self._abandon([sequence])
 
     async def agenerate(self, prompt: Prompt, params: SamplingParams | None = None) -> AsyncGenerator[Delta]:
         """As ``stream``, for asyncio; concurrent calls are batched."""
-        request, loop = self.request(prompt, params or SamplingParams()), asyncio.get_running_loop()
-        sequence = await loop.run_in_executor(self._thread, self._scheduler.add, request)
+        sequence, loop = self._prepare(prompt, params or SamplingParams()), asyncio.get_running_loop()
         try:
-            while not sequence.finish_reason:
-                await loop.run_in_executor(self._thread, self._scheduler.step)
-                if len(sequence.origins) > sequence.streamed_tokens:
-                    yield self._delta(sequence)
+            self._thread.submit(self._scheduler.submit, sequence)
+            done = False
+            while not done:
+                if delta := await loop.run_in_executor(self._thread, self._advance, sequence):
+                    yield delta
+                    done = delta.output is not None
         finally:
-            if not sequence.finish_reason:
-                self._thread.submit(self._scheduler.abort, sequence)
+            self._abandon([sequence])
 
-    def chat_prompt(self, messages: Seq[dict[str, Any]]) -> str:
-        """The text that the model's chat template makes of ``messages`` ({"role", "content"}), ready to be answered."""
-        tokenizer = self._tokenizer()
-        if not tokenizer.chat_template:
-            raise UserError("this target has no chat template: give raw text instead")
-        return tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+    def encode(self, prompt: Prompt) -> tuple[int, ...]:
+        """The token ids that a prompt is decoded from."""
+        return encode(self.target.tokenizer, prompt)
 
-    def request(self, prompt: Prompt, params: SamplingParams, choice: int = 0) -> Request:
-        """A prompt as token ids. A string is tokenised as it stands: chat templates write their own special tokens."""
-        if isinstance(prompt, str):
-            templated = bool(self._tokenizer().chat_template)
-            ids = self._tokenizer().encode(prompt, add_special_tokens=not templated)
-        else:
-            ids = list(prompt)
-        return Request(tuple(ids), params, choice)
+    @property
+    def last_trace(self) -> CycleTrace | None:
+        """What the newest cycle drafted and accepted; None if a prefill came after it."""
+        return self.engine.last
 
-    def _tokenizer(self):
-        if self.target.tokenizer is None:
-            raise UserError("this target has no tokenizer: give prompts as token ids")
-        return self.target.tokenizer
+    @contextmanager
+    def watched(self, watch: Watcher) -> Generator[None]:
+        """Meanwhile, ``watch`` hears of every token as it is chosen, on the engine's thread."""
+        self.engine.watch = watch
+        try:
+            yield
+        finally:
+            self.engine.watch = None
+
+    def _prepare(self, prompt: Prompt, params: SamplingParams) -> Sequence:
+        text = prompt if isinstance(prompt, str) else None
+        return self._scheduler.prepare(Request(self.encode(prompt), params, text=text))
 
     def _context(self, wanted: int | None) -> int:
         limit = self.target.spec.context_len
@@ -128,22 +135,30 @@ class LLM:
             raise UserError(f"max_model_len must be in [2, {limit}] for this target, got {wanted}")
         return wanted or limit
 
-    def _call(self, function: Callable[[], T]) -> T:
-        return self._thread.submit(function).result()
+    def _abandon(self, sequences: list[Sequence]) -> None:
+        """Does not wait: whatever is asked of the engine's thread next finds the slots free."""
+        for s in sequences:
+            self._thread.submit(self._scheduler.abort, s)
 
-    def _delta(self, s: Sequence) -> Delta:
-        seen, s.streamed_tokens = s.streamed_tokens, len(s.origins)
-        done = self._output(s) if s.finish_reason else None
-        return Delta(tuple(s.emitted[seen:]), tuple(s.origins[seen:]), s.new_text(), s.finish_reason, done)
+    # What follows runs on the engine's thread, where nothing changes under its hands.
+
+    def _advance(self, s: Sequence) -> Delta | None:
+        """What the request emitted since it was last asked, after a step if that is nothing; None if it still is."""
+        if not s.finish_reason and not s.has_news:
+            self._scheduler.step()
+        if not s.finish_reason and not s.has_news:
+            return None
+        tokens, origins = s.new_tokens()
+        return Delta(tokens, origins, s.new_text(), s.finish_reason, self._output(s) if s.finish_reason else None)
 
     def _output(self, s: Sequence) -> Output:
-        s.stream.flush()
         assert s.finish_reason is not None
-        prompt_ids, t = s.request.prompt_ids, s.timing
-        prompt = self.target.tokenizer.decode(prompt_ids) if self.target.tokenizer else ""
+        tokenizer, prompt, t = self.target.tokenizer, s.request.text, s.timing
+        if prompt is None:
+            prompt = str(tokenizer.decode(s.request.prompt_ids)) if tokenizer else ""
         return Output(
             prompt=prompt,
-            prompt_ids=prompt_ids,
+            prompt_ids=s.request.prompt_ids,
             text=s.stream.text,
             token_ids=tuple(s.emitted),
             origins=tuple(s.origins),
@@ -161,9 +176,3 @@ class LLM:
                 rest_s=t.rest,
             ),
         )
-
-
-def as_list(prompts: Any) -> list[Prompt]:
-    """A string or a flat list of token ids is one prompt, anything else a list of them."""
-    single = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
-    return [prompts] if single else list(prompts)

@@ -116,6 +116,7 @@ class Request:
     prompt_ids: tuple[int, ...]
     params: SamplingParams
     choice: int = 0
+    text: str | None = None  # the prompt as it was given, if as text
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +153,10 @@ Origin = Literal["prefill", "level0", "refined", "bonus"]
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """New tokens of a streaming request: one prefill token, or what one cycle accepted."""
+    """What a streaming request emitted since its last delta: the prefill token, or what one cycle or more accepted.
+
+    Its text may lag behind: unfinished characters and what may become a stop string wait for more tokens.
+    """
 
     token_ids: tuple[int, ...]
     origins: tuple[Origin, ...]
@@ -165,7 +169,7 @@ class Delta:
 class Output:
     """A finished request."""
 
-    prompt: str
+    prompt: str  # as it was given if as text, else decoded
     prompt_ids: tuple[int, ...]
     text: str
     token_ids: tuple[int, ...]

@@ -78,11 +78,8 @@ def observe(llm: LLM, job: Job, index: int, position: int, token: int) -> Choice
                 scores_1V = perturbed(logits_RV[r : r + 1], keep(sampler, [r]), positions_R[r : r + 1])
                 seen.append(Choice(token, logits_RV[r].clone(), scores_1V[0].clone()))
 
-    llm.engine.watch = watch
-    try:
+    with llm.watched(watch):
         llm.generate(job.prompts, job.params)
-    finally:
-        llm.engine.watch = None
     return seen[0] if seen else None
 
 

@@ -6,7 +6,6 @@ import sys
 from collections.abc import Sequence
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.rule import Rule
@@ -17,6 +16,7 @@ from secondguess.commands.show_text import Painter, Writer, census
 from secondguess.config import TreeConfig
 from secondguess.errors import UserError
 from secondguess.llm import LLM
+from secondguess.prompts import encode
 from secondguess.target.hf import HFTarget
 from secondguess.target.load import load_target
 from secondguess.types import SamplingParams
@@ -54,13 +54,9 @@ def prompt_ids(target: HFTarget, prompt: str, raw: bool = False) -> list[int]:
 
     Raises UserError if it leaves no room for an answer.
     """
-    tokenizer: Any = target.tokenizer
-    if raw or not tokenizer.chat_template:
-        ids = tokenizer.encode(prompt)
-    else:
-        message = {"role": "user", "content": prompt}
-        text = tokenizer.apply_chat_template([message], tokenize=False, add_generation_prompt=True)
-        ids = tokenizer.encode(text, add_special_tokens=False)
+    assert target.tokenizer, "targets that are loaded by name have one"
+    chat = not raw and target.tokenizer.chat_template
+    ids = list(encode(target.tokenizer, [{"role": "user", "content": prompt}] if chat else prompt))
     if len(ids) >= target.spec.context_len:
         raise UserError(f"a prompt has {len(ids)} tokens, the context holds {target.spec.context_len}: shorten it")
     return ids
@@ -70,7 +66,6 @@ def stream(console: Console, llm: LLM, prompt: str, ids: list[int], params: Samp
     """Decode, printing the answer as it comes under the method's name."""
     method = llm.method.typed
     title = Text("ar (plain decoding)" if method == "ar" else method)
-    llm.engine.last = None
     painter, writer = Painter(llm.target.tokenizer), Writer(console)
     console.print(Rule(title, align="left", style="dim"))
     output = None
@@ -80,4 +75,4 @@ def stream(console: Console, llm: LLM, prompt: str, ids: list[int], params: Samp
     assert output is not None, "the last delta brings the output"
     speed = (f"{output.stats.tokens_per_second:.1f} tokens/s  ", "bold")
     console.print("\n", Text.assemble(speed, census(output.origins)), "\n", sep="")
-    return Run(method, prompt, output, llm.engine.last)
+    return Run(method, prompt, output, llm.last_trace)

@@ -30,8 +30,10 @@ class Scheduler:
     def busy(self) -> bool:
         return bool(self.waiting or self.batch)
 
-    def add(self, request: Request) -> Sequence:
-        """Queue a request. Raises UserError if its prompt is empty or does not fit."""
+    def prepare(self, request: Request) -> Sequence:
+        """The request as it will run; queues nothing. Raises UserError if it names a token outside the vocabulary, or
+        if its prompt is empty or does not fit.
+        """
         spec, params = self.engine.target.spec, request.params
         if not request.prompt_ids:
             raise UserError("the prompt is empty: give it at least one token")
@@ -43,7 +45,7 @@ class Scheduler:
             raise UserError(f"prompt token {outside} is outside the target's vocabulary of {spec.vocab_size}")
         check_ids(params, spec.vocab_size)
         ends = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else spec.eos_token_ids)
-        sequence = Sequence(
+        return Sequence(
             request=request,
             seed=secrets.randbits(63) if params.seed is None else params.seed,
             slot=-1,
@@ -52,37 +54,55 @@ class Scheduler:
             stream=TextStream(self.tokenizer),
             token_ids=list(request.prompt_ids),
         )
-        self.waiting.append(sequence)
-        return sequence
 
-    def step(self) -> list[Sequence]:
-        """Prefill one waiting request if a slot is free, else run a cycle. Returns the requests that moved."""
+    def submit(self, sequence: Sequence) -> None:
+        """Queue a prepared request."""
+        self.waiting.append(sequence)
+
+    def step(self) -> None:
+        """Prefill one waiting request if a slot is free, else run a cycle, if there is anything to run.
+
+        An error goes on to the caller, and ends the requests whose state it may have left half updated as "abort".
+        """
         if self.waiting and self.free:
-            moved = [self._admit(self.waiting.popleft())]
+            self._admit(self.waiting.popleft())
         elif self.batch:
-            moved = self.batch.sequences
-            run_cycle(self.engine, self.batch)
-        else:
-            return []
+            self._cycle(self.batch)
         self._retire()
-        return moved
 
     def abort(self, sequence: Sequence) -> None:
-        """Drop a request, queued or running; its slot is free at once."""
+        """Drop a request, queued or running; its slot is free at once. Does nothing to one that has ended."""
         if sequence in self.waiting:
             self.waiting.remove(sequence)
-        sequence.finish_reason = sequence.finish_reason or "abort"
+        sequence.finish("abort")
         self._retire()
 
-    def _admit(self, s: Sequence) -> Sequence:
+    def _admit(self, s: Sequence) -> None:
         s.slot = self.free.pop()
-        joined = prefill(self.engine, s)
+        try:
+            alone = prefill(self.engine, s)
+        except BaseException:
+            self._give_back(s)
+            raise
         if self.batch:
-            sampler = join([self.batch.sampler, joined.sampler])
-            self.batch = Batch([*self.batch.sequences, s], sampler)
+            self.batch = Batch([*self.batch.sequences, s], join([self.batch.sampler, alone.sampler]))
         else:
-            self.batch = joined
-        return s
+            self.batch = alone
+
+    def _cycle(self, batch: Batch) -> None:
+        try:
+            run_cycle(self.engine, batch)
+        except BaseException:
+            self.batch = None
+            for s in batch.sequences:
+                self._give_back(s)
+            raise
+
+    def _give_back(self, s: Sequence) -> None:
+        """Free the slot of a request that runs no more."""
+        s.finish("abort")
+        self.engine.speculator.release(s.slot)
+        self.free.append(s.slot)
 
     def _retire(self) -> None:
         """Free the slots of finished requests."""
@@ -91,8 +111,7 @@ class Scheduler:
         stay = [i for i, s in enumerate(self.batch.sequences) if not s.finish_reason]
         for s in self.batch.sequences:
             if s.finish_reason:
-                self.engine.speculator.release(s.slot)
-                self.free.append(s.slot)
+                self._give_back(s)
         if stay:
             self.batch = Batch([self.batch.sequences[i] for i in stay], keep(self.batch.sampler, stay))
         else:
@@ -102,6 +121,7 @@ class Scheduler:
 def prefill(engine: Engine, s: Sequence) -> Batch:
     """Run the prompt, emit the first token, and give the speculator the prompt's states."""
     started = perf_counter()
+    engine.last = None
     device = engine.target.spec.device
     prompt_P = torch.tensor(s.token_ids, device=device)
     index_1P = torch.arange(len(prompt_P), device=device)[None]

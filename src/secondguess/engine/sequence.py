@@ -30,8 +30,13 @@ class TextStream:
             self.text += after[len(before) :]
             self._start, self._read = self._read, len(self.ids)
 
+    def cut(self, end: int) -> None:
+        """The end: the text stops before character ``end``, and what is still unfinished is dropped."""
+        self.text = self.text[:end]
+        self._start = self._read = len(self.ids)
+
     def flush(self) -> None:
-        """The end: what is still unfinished stays as replacement characters."""
+        """The end: what is still unfinished stays as replacement characters. After a cut nothing is."""
         if self.tokenizer is not None and self._read < len(self.ids):
             before, after = self._decode(self.ids[self._start : self._read]), self._decode(self.ids[self._start :])
             self.text += after[len(before) :]
@@ -53,9 +58,13 @@ class Timing:
     rest: float = 0.0
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Sequence:
-    """A running request. ``token_ids`` are prompt and emitted tokens; all but the newest are in the target's cache."""
+    """A running request. ``token_ids`` are prompt and emitted tokens; all but the newest are in the target's cache.
+
+    A stop string ends the text if it ends in the text of token number ``min_tokens`` or of a later one. That is looked
+    for token by token, so it depends neither on how tokens were grouped nor on when the text was handed out.
+    """
 
     request: Request
     seed: int
@@ -70,6 +79,7 @@ class Sequence:
     num_cycles: int = 0
     num_accepted: int = 0
     num_refined: int = 0
+    searched_text: int = 0  # stop strings that end in this part of the text are none
     streamed_tokens: int = 0
     streamed_text: int = 0
 
@@ -85,27 +95,42 @@ class Sequence:
         """Take one more token and see whether it is the last. Tokens after the last one are not taken."""
         if self.finish_reason:
             return
-        params = self.request.params
         self.token_ids.append(token)
         self.origins.append(origin)
         if token in self.end_ids:
-            self.finish_reason = "stop"
+            self.finish("stop")
             return
         self.stream.push(token)
-        if self._cut_at_stop_string():
-            self.finish_reason = "stop"
-        elif len(self.origins) >= params.max_tokens or len(self.token_ids) >= self.max_len:
-            self.finish_reason = "length"
+        if (end := self._find_stop()) is not None:
+            self.stream.cut(end)
+            self.finish("stop")
+        elif len(self.origins) >= self.request.params.max_tokens or len(self.token_ids) >= self.max_len:
+            self.finish("length")
 
-    def _cut_at_stop_string(self) -> bool:
-        """End the text before the earliest stop string. It may span tokens, so the whole unsent text is searched."""
-        stops, text = self.request.params.stop, self.stream.text
-        if not stops or len(self.origins) < self.request.params.min_tokens:
-            return False
-        found = [at for at in (text.find(stop, self.streamed_text) for stop in stops) if at >= 0]
-        if found:
-            self.stream.text = text[: min(found)]
-        return bool(found)
+    def finish(self, reason: FinishReason) -> None:
+        """No more tokens. A request that has ended already keeps its reason."""
+        if self.finish_reason is None:
+            self.stream.flush()
+            self.finish_reason = reason
+
+    def _find_stop(self) -> int | None:
+        """Where the earliest stop string that the newest token completed begins. It may span tokens."""
+        text, searched = self.stream.text, self.searched_text
+        self.searched_text = len(text)
+        if len(self.origins) < self.request.params.min_tokens:
+            return None
+        begins = (text.find(stop, max(0, searched + 1 - len(stop))) for stop in self.request.params.stop)
+        return min((begin for begin in begins if begin >= 0), default=None)
+
+    @property
+    def has_news(self) -> bool:
+        """Whether there are tokens not handed out yet."""
+        return self.streamed_tokens < len(self.origins)
+
+    def new_tokens(self) -> tuple[tuple[int, ...], tuple[Origin, ...]]:
+        """Tokens not handed out yet, and their origins."""
+        seen, self.streamed_tokens = self.streamed_tokens, len(self.origins)
+        return tuple(self.token_ids[len(self.request.prompt_ids) + seen :]), tuple(self.origins[seen:])
 
     def new_text(self) -> str:
         """Text not handed out yet; while running, the tail that may turn into a stop string is held back."""
