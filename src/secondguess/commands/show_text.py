@@ -82,7 +82,7 @@ def legend() -> Text:
         "Who wrote a token: ",
         ("level 0, the drafter at first sight", STYLES["level0"]),
         "; ",
-        ("refined, the drafter at its second look", STYLES["refined"]),
+        ("refined, what its second look added or raised", STYLES["refined"]),
         "; ",
         ("bonus, the model itself", STYLES["bonus"]),
         ".",
