@@ -158,9 +158,10 @@ def drafter(target, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def make(target, methods, trees=(SMALL,), *, drafter=None, batch_size=1, temperatures=(0.0,), prompts=2) -> Bench:
+    drafters = {m: drafter if m.has_drafter else None for m in line_up(methods, list(trees))}
     llms = {
-        m: LLM(target, drafter, method=m.typed, tree=m.tree, max_batch_size=batch_size, max_model_len=64)
-        for m in line_up(methods, list(trees))
+        m: LLM(target, given, method=m.typed, tree=m.tree, max_batch_size=batch_size, max_model_len=64)
+        for m, given in drafters.items()
     }
     tokens = [Prompt(task, f"{task}{i}", (1, 2, 3, i)) for task in ("x", "y") for i in range(prompts)]
     return Bench(llms, make_groups(tokens, batch_size), batch_size, temperatures, 16, 0)
