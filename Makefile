@@ -21,5 +21,5 @@ check: setup ## lint, format and types
 	$(BIN)/ruff format --check .
 	$(BIN)/pyrefly check
 
-bench: setup ## a small benchmark; another one: make bench BENCH="TARGET --method ..."
+bench: setup ## a small benchmark (SECONDGUESS_DATA names its data); another: make bench BENCH="TARGET --tasks FILE"
 	$(BIN)/secondguess bench $(BENCH)
