@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import pytest
@@ -18,15 +19,16 @@ from secondguess.errors import UserError
 from secondguess.testing import tiny_drafter, tiny_target
 from secondguess.types import Request, SamplingParams
 
-COLUMNS = 160
+MAX_LEN = 96
+ROOM = 64  # columns for a draft tree
 
 
-def scheduler(target, speculator, num_slots=3) -> Scheduler:
-    return Scheduler(Engine(target, speculator, target.new_cache(num_slots, COLUMNS)), max_len=96)
+def scheduler(target, speculator, num_slots=3, max_len=MAX_LEN) -> Scheduler:
+    return Scheduler(Engine(target, speculator, target.new_cache(num_slots, max_len + ROOM)), max_len)
 
 
-def eagle(target, tree: TreeConfig, seed=0, num_slots=3) -> EagleSpeculator:
-    return EagleSpeculator(tiny_drafter(target, seed), tree, num_slots, COLUMNS)
+def eagle(target, tree: TreeConfig, seed=0, num_slots=3, max_len=MAX_LEN) -> EagleSpeculator:
+    return EagleSpeculator(tiny_drafter(target, seed), tree, num_slots, max_len + ROOM)
 
 
 def add(s: Scheduler, request: Request) -> Sequence:
@@ -35,8 +37,8 @@ def add(s: Scheduler, request: Request) -> Sequence:
     return sequence
 
 
-def decode(target, speculator, requests, num_slots=3) -> list[Sequence]:
-    s = scheduler(target, speculator, num_slots)
+def decode(target, speculator, requests, num_slots=3, max_len=MAX_LEN) -> list[Sequence]:
+    s = scheduler(target, speculator, num_slots, max_len)
     sequences = [add(s, request) for request in requests]
     while s.busy:
         s.step()
@@ -122,6 +124,84 @@ def test_aborted_request_frees_its_slot_and_leaves_the_others_alone() -> None:
     while s.busy:
         s.step()
     assert other.emitted == decode(target, Plain(), [requests[1]])[0].emitted
+
+
+def fail_once(owner, name: str, call: int, monkeypatch) -> None:
+    """Let call number ``call`` (from 0) of a method do its work and then raise."""
+    method, calls = getattr(owner, name), itertools.count()
+
+    def failing(*args, **kwargs):
+        result = method(*args, **kwargs)
+        if next(calls) == call:
+            raise RuntimeError("out of memory")
+        return result
+
+    monkeypatch.setattr(owner, name, failing)
+
+
+@pytest.mark.parametrize(("owner", "name"), [("target", "forward"), ("speculator", "accept")])
+def test_a_fault_in_prefill_ends_that_request_alone(owner: str, name: str, monkeypatch) -> None:
+    target = tiny_target("llama", 2)
+    params = SamplingParams(max_tokens=20, ignore_eos=True)
+    s = scheduler(target, eagle(target, TreeConfig(budget=8), num_slots=2), num_slots=2)
+    other = add(s, Request((4, 5), params))
+    s.step()
+    doomed, late = (add(s, Request(prompt, params)) for prompt in ((1, 2, 3), (6,)))
+    with monkeypatch.context() as patch:
+        fail_once(getattr(s.engine, owner), name, 0, patch)
+        with pytest.raises(RuntimeError, match="out of memory"):
+            s.step()
+    assert (doomed.finish_reason, len(s.free)) == ("abort", 1)
+    while s.busy:
+        s.step()
+    for survivor in (other, late):
+        assert survivor.emitted == decode(target, Plain(), [survivor.request])[0].emitted
+    assert sorted(s.free) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"), [("speculator", "draft"), ("target", "forward"), ("cache", "compact"), ("speculator", "accept")]
+)
+def test_a_fault_in_a_cycle_ends_its_batch_and_the_next_ones_start_anew(owner: str, name: str, monkeypatch) -> None:
+    target = tiny_target("llama", 2)
+    params = SamplingParams(max_tokens=20, ignore_eos=True)
+    s = scheduler(target, eagle(target, TreeConfig(budget=8), num_slots=2), num_slots=2)
+    batch = [add(s, Request(prompt, params)) for prompt in ((1, 2, 3), (4, 5))]
+    for _ in range(3):
+        s.step()
+    waiting = add(s, Request((6,), params))
+    with monkeypatch.context() as patch:
+        fail_once(getattr(s.engine, owner), name, 1, patch)
+        s.step()
+        with pytest.raises(RuntimeError, match="out of memory"):
+            s.step()
+    assert [b.finish_reason for b in batch] == ["abort", "abort"]
+    assert sorted(s.free) == [0, 1]
+    while s.busy:
+        s.step()
+    assert waiting.emitted == decode(target, Plain(), [waiting.request])[0].emitted
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_contexts_of_several_attention_blocks_and_a_batch_of_four(family: str) -> None:
+    """Stable attention goes through the context in blocks of 128 positions; the prompts and answers cross borders."""
+    target, rng = tiny_target(family, 5, torch.float32), random.Random(5)
+    params = SamplingParams(temperature=1.0, seed=9, max_tokens=24, ignore_eos=True)
+    requests = [Request(tuple(rng.choices(range(64), k=n)), params) for n in (120, 250, 3, 371)]
+    plain = [decode(target, Plain(), [r], max_len=400)[0].emitted for r in requests]
+    speculator = eagle(target, TreeConfig(budget=24, num_steps=4), num_slots=4, max_len=400)
+    assert [s.emitted for s in decode(target, speculator, requests, 4, 400)] == plain
+    assert [len(emitted) for emitted in plain] == [24] * 4
+
+
+def test_choices_draw_other_noise_and_each_equals_plain_decoding() -> None:
+    target = tiny_target("llama", 6)
+    params = SamplingParams(temperature=1.0, seed=9, max_tokens=16, ignore_eos=True)
+    requests = [Request((1, 2, 3), params, choice) for choice in range(4)]
+    plain = [decode(target, Plain(), [r])[0].emitted for r in requests]
+    speculator = eagle(target, TreeConfig(budget=12, num_steps=4), num_slots=4)
+    assert [s.emitted for s in decode(target, speculator, requests, 4)] == plain
+    assert len({tuple(emitted) for emitted in plain}) == 4
 
 
 @pytest.mark.parametrize(("prompt", "match"), [((), "empty"), ((1,) * 96, "context"), ((64,), "vocabulary")])

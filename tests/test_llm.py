@@ -260,6 +260,7 @@ def test_the_end_of_a_text_that_may_become_a_stop_string() -> None:
         (lambda f: LLM(f / "target", "missing"), "no drafter 'missing'"),
         (lambda f: LLM(f / "target", method="ar", max_model_len=10**9), "max_model_len"),
         (lambda f: LLM(f / "target", method="ar", max_batch_size=0), "max_batch_size"),
+        (lambda f: LLM(f / "target", f / "drafters" / "pr", method="ngram"), "uses no drafter"),
     ],
 )
 def test_what_does_not_fit_is_refused(folder, make, match: str) -> None:

@@ -18,6 +18,7 @@ from secondguess.engine.cycle import chooser
 from secondguess.engine.noise import gumbel
 from secondguess.engine.sampler_state import join, keep, start
 from secondguess.engine.sampling import SamplerState, choose, perturbed, process, record
+from secondguess.errors import UserError
 from secondguess.tree.walk import walk
 from secondguess.types import DraftTree, Request, SamplingParams
 
@@ -244,6 +245,30 @@ def test_greedy_choice_takes_the_lowest_of_tied_tokens_and_leaves_the_logits_alo
 def test_tokens_outside_the_vocabulary_are_refused(setting: dict):
     with pytest.raises(ValueError, match="vocabulary ends at 11"):
         single(SamplingParams(**setting))
+
+
+@pytest.mark.parametrize(
+    ("setting", "match"),
+    [
+        ({"stop": "zq"}, "stop must be a tuple of strings, got 'zq'"),
+        ({"stop": (7,)}, "stop must be a tuple of strings"),
+        ({"stop": ("",)}, "must not be empty"),
+        ({"logit_bias": {3: math.nan}}, "logit_bias must be finite"),
+        ({"logit_bias": {3: -math.inf}}, "logit_bias must be finite"),
+        ({"logit_bias": {"3": 1.0}}, "token ids"),
+        ({"stop_token_ids": (1.5,)}, "token ids"),
+        ({"seed": 1.0}, "seed must be a whole number, got 1.0"),
+        ({"top_k": 2.5}, "top_k must be a whole number"),
+        ({"max_tokens": "9"}, "max_tokens must be a whole number"),
+        ({"temperature": "1"}, "temperature must be a number"),
+        ({"temperature": math.nan}, "temperature must be 0 or more"),
+        ({"seed": -1}, "seed must be in"),
+        ({"min_tokens": 5, "max_tokens": 4}, "min_tokens"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(setting: dict, match: str):
+    with pytest.raises(UserError, match=match):
+        SamplingParams(**setting)
 
 
 # ---- the law of the choice

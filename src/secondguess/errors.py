@@ -14,6 +14,12 @@ class UserError(ValueError):
     """
 
 
+def require(ok: bool, message: str) -> None:
+    """Raise UserError with ``message`` unless ``ok``."""
+    if not ok:
+        raise UserError(message)
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """``"; did you mean NAME?"`` for the name nearest to ``word``, or an empty string if none is near."""
     matches = difflib.get_close_matches(word, list(known), n=1)

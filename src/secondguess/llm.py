@@ -14,11 +14,13 @@ from secondguess.engine.cycle import CycleTrace, Engine, Watcher
 from secondguess.engine.scheduler import Scheduler
 from secondguess.engine.sequence import Sequence
 from secondguess.errors import UserError
-from secondguess.methods import make_speculator, parse_method
+from secondguess.methods import WITH_DRAFTER, make_speculator, parse_method
 from secondguess.prompts import Prompt, as_list, encode
 from secondguess.target.hf import HFTarget
 from secondguess.target.load import load_target
 from secondguess.types import Delta, Output, Request, SamplingParams, Stats
+
+DEFAULT_CONTEXT = 8192
 
 
 class LLM:
@@ -27,7 +29,9 @@ class LLM:
     ``target``: a local folder, a hub id, a ``.gguf`` file, an alias, or a target that is loaded already (several LLMs
     may share it). ``method``: ``ar``, ``ngram``, ``eagle3.1`` or ``pr``, with settings if wanted (``pr:m=0``).
     ``drafter``: a folder or the name of one that ships; by default the one named like the method. Output never depends
-    on the method.
+    on the method. ``max_model_len``: tokens of prompt and answer together; by default all that the target can take, but
+    at most 8192, because room for ``max_batch_size`` such requests is allocated at once. ``dtype`` and ``device`` are
+    for a target that is loaded here; one that is loaded already keeps its own.
 
     Raises UserError when something is unknown or does not fit together.
     """
@@ -48,6 +52,8 @@ class LLM:
             raise UserError(f"max_batch_size must be at least 1, got {max_batch_size}")
         self.target = target if isinstance(target, HFTarget) else load_target(str(target), dtype, device)
         self.method = parse_method(method, tree or TreeConfig())
+        if drafter is not None and not self.method.has_drafter:
+            raise UserError(f"method {method} uses no drafter: leave drafter out, or take {' or '.join(WITH_DRAFTER)}")
         self.max_model_len = self._context(max_model_len)
         columns = self.max_model_len + 1 + self.method.tree.budget
         speculator = make_speculator(self.method, self.target, drafter, max_batch_size, columns)
@@ -133,7 +139,7 @@ class LLM:
         limit = self.target.spec.context_len
         if wanted is not None and not 1 < wanted <= limit:
             raise UserError(f"max_model_len must be in [2, {limit}] for this target, got {wanted}")
-        return wanted or limit
+        return wanted or min(limit, DEFAULT_CONTEXT)
 
     def _abandon(self, sequences: list[Sequence]) -> None:
         """Does not wait: whatever is asked of the engine's thread next finds the slots free."""

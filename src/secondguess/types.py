@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Literal
 
 from secondguess.config import option
-from secondguess.errors import UserError
+from secondguess.errors import require
 
 if TYPE_CHECKING:
     from torch import Tensor  # not at run time: the command line reads SamplingParams before torch is needed
@@ -44,10 +44,7 @@ class SamplingParams:
     ignore_eos: bool = option(False, "go on after the model's end token")
 
     def __post_init__(self) -> None:
-        def require(ok: bool, message: str) -> None:
-            if not ok:
-                raise UserError(message)
-
+        self._check_types()
         t = self.temperature
         require(math.isfinite(t) and t >= 0, f"temperature must be 0 or more, got {t}")
         require(self.top_k >= 0, f"top_k must be 0 (off) or more, got {self.top_k}")
@@ -61,6 +58,21 @@ class SamplingParams:
         require(self.max_tokens >= 1, f"max_tokens must be at least 1, got {self.max_tokens}")
         require(0 <= self.min_tokens <= self.max_tokens, "min_tokens must be between 0 and max_tokens")
         require(all(self.stop), "stop strings must not be empty")
+
+    def _check_types(self) -> None:
+        """What Python would take and only a later step would choke on, or take for something else."""
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if f.type == "float":
+                require(isinstance(value, int | float), f"{f.name} must be a number, got {value!r}")
+            elif f.type == "int" or (f.name == "seed" and value is not None):
+                require(isinstance(value, int), f"{f.name} must be a whole number, got {value!r}")
+        strings = not isinstance(self.stop, str) and all(isinstance(text, str) for text in self.stop)
+        require(strings, f"stop must be a tuple of strings, got {self.stop!r}")
+        ids = all(isinstance(token, int) for token in (*self.stop_token_ids, *self.logit_bias))
+        require(ids, "stop_token_ids and the keys of logit_bias must be token ids (whole numbers)")
+        finite = all(isinstance(bias, int | float) and math.isfinite(bias) for bias in self.logit_bias.values())
+        require(finite, "the values of logit_bias must be finite numbers")
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,8 @@ def make_bench(args: argparse.Namespace, target: HFTarget, methods: list[Method]
     encoded = [encode(target, prompt) for prompt in prompts]
     longest = max(len(prompt.ids) for prompt in encoded) + args.max_new_tokens
     room = {"max_batch_size": args.batch_size, "max_model_len": min(longest, target.spec.context_len)}
-    llms = {m: LLM(target, args.drafter, method=m.typed, tree=m.tree, **room) for m in methods}
+    drafters = {m: args.drafter if m.has_drafter else None for m in methods}
+    llms = {m: LLM(target, drafter, method=m.typed, tree=m.tree, **room) for m, drafter in drafters.items()}
     groups = make_groups(encoded, args.batch_size)
     return Bench(llms, groups, args.batch_size, args.temperatures, args.max_new_tokens, args.seed)
 

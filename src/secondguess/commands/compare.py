@@ -16,6 +16,7 @@ from secondguess.commands.show_text import Painter, Writer, census
 from secondguess.config import TreeConfig
 from secondguess.errors import UserError
 from secondguess.llm import LLM
+from secondguess.methods import parse_method
 from secondguess.prompts import encode
 from secondguess.target.hf import HFTarget
 from secondguess.target.load import load_target
@@ -40,10 +41,11 @@ def make_llms(
 ) -> dict[str, LLM]:
     """One LLM per method over one target, each for one request of ``max_len`` tokens at a time, and warmed up."""
     max_len = min(max(max_len, 2), target.spec.context_len)
-    llms = {
-        method: LLM(target, drafter, method=method, tree=tree, max_batch_size=1, max_model_len=max_len)
-        for method in methods
-    }
+    room = {"max_batch_size": 1, "max_model_len": max_len}
+    llms = {}
+    for method in methods:
+        given = drafter if parse_method(method, tree).has_drafter else None
+        llms[method] = LLM(target, given, method=method, tree=tree, **room)
     for llm in llms.values():  # so that the first method is not charged for what torch does once
         llm.generate([0], SamplingParams(max_tokens=8, ignore_eos=True))
     return llms
