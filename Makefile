@@ -14,7 +14,7 @@ demo: setup ## decode three prompts plainly, with EAGLE-3.1 and with PR, side by
 	@$(BIN)/secondguess demo
 
 test: setup ## run the tests, the slow ones left out
-	$(BIN)/python -m pytest -q -m "not slow"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto -m "not slow"
 
 check: setup ## lint, format and types
 	$(BIN)/ruff check .
