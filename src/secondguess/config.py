@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from secondguess.errors import UserError
+from secondguess.errors import require
 
 
 def option(default: Any, help: str) -> Any:
@@ -39,12 +39,11 @@ class TreeConfig:
     def __post_init__(self) -> None:
         for name, (low, high) in LIMITS.items():
             value = getattr(self, name)
-            if value < low:
-                raise UserError(f"{name} must be at least {low}, got {value}")
-            if value > high:
-                raise UserError(f"{name} must be at most {high}, got {value}")
-        if self.num_steps * (self.grow_width + self.num_reconsider) * self.offer_width >= MAX_OFFERS:
-            raise UserError("num_steps x (grow_width + num_reconsider) x offer_width must be below 2^20: lower one")
+            require(value >= low, f"{name} must be at least {low}, got {value}")
+            require(value <= high, f"{name} must be at most {high}, got {value}")
+        num_offers = self.num_steps * (self.grow_width + self.num_reconsider) * self.offer_width
+        too_many = "num_steps x (grow_width + num_reconsider) x offer_width must be below 2^20: lower one"
+        require(num_offers < MAX_OFFERS, too_many)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

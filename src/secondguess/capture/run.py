@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from secondguess.atomic import check_folder
 from secondguess.capture.store import States, StateStore, describe, fingerprint
-from secondguess.target.base import Target
-from secondguess.types import Rows
+from secondguess.target.base import Target, causal_rows
 
 BATCH_TOKENS = 2048
 
@@ -65,21 +65,10 @@ def batched_by_length(indices: Sequence[int], lengths: Sequence[int]) -> Iterato
 
 def forward_states(target: Target, sequences: Sequence[Sequence[int]]) -> list[States]:
     """States of each sequence: one causal forward over all of them."""
-    R, N = len(sequences), max(map(len, sequences))
     device = target.embedding.device
-    tokens_RN = torch.zeros(R, N, dtype=torch.int64)
-    for r, ids in enumerate(sequences):
-        tokens_RN[r, : len(ids)] = torch.tensor(ids)
-    index_RN = torch.arange(N, device=device).expand(R, N)
-    rows = Rows(
-        slots_R=torch.arange(R, device=device),
-        tokens_RN=tokens_RN.to(device),
-        positions_RN=index_RN,
-        columns_RN=index_RN,
-        visible_RNW=torch.ones(N, N, dtype=torch.bool, device=device).tril().expand(R, N, N),
-        column_positions_RW=index_RN,
-    )
-    out = target.forward(rows, target.new_cache(R, N))
+    tokens_RN = pad_sequence([torch.tensor(ids, device=device) for ids in sequences], batch_first=True)
+    slots_R = torch.arange(len(sequences), device=device)
+    out = target.forward(causal_rows(slots_R, tokens_RN), target.new_cache(*tokens_RN.shape))
     hidden_RN4H = torch.cat([out.taps_RNLH, out.hidden_RNH[:, :, None]], dim=2).to("cpu", torch.bfloat16)
     best_RN = out.logits_RNV.argmax(dim=-1).to("cpu", torch.int32)
     return [States(hidden_RN4H[r, : len(ids)], best_RN[r, : len(ids)]) for r, ids in enumerate(sequences)]

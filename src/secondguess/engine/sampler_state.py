@@ -5,7 +5,7 @@ R requests, V vocabulary, S requests that use a setting, P requests with penalti
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -161,6 +161,11 @@ def record(state: SamplerState, tokens_R: Tensor, active_R: Tensor) -> None:
         history.output_counts_PV.scatter_add_(1, tokens_P1, active_P1.to(torch.int32))
 
 
+def end_ids(params: SamplingParams, eos_ids: Iterable[int]) -> tuple[int, ...]:
+    """The tokens that end a request, each once."""
+    return tuple(dict.fromkeys(params.stop_token_ids if params.ignore_eos else (*eos_ids, *params.stop_token_ids)))
+
+
 def check_ids(params: SamplingParams, vocab_size: int) -> None:
     """Raises UserError when a setting names a token outside the vocabulary."""
     for name, ids in (("logit_bias", params.logit_bias), ("stop_token_ids", params.stop_token_ids)):
@@ -172,8 +177,7 @@ def check_ids(params: SamplingParams, vocab_size: int) -> None:
 def _row(request: Request, seed: int, vocab_size: int, eos_ids: Sequence[int]) -> SamplerRow:
     params = request.params
     check_ids(params, vocab_size)
-    end_ids = params.stop_token_ids if params.ignore_eos else (*eos_ids, *params.stop_token_ids)
-    return SamplerRow(params, seed, request.choice, tuple(dict.fromkeys(end_ids)))
+    return SamplerRow(params, seed, request.choice, end_ids(params, eos_ids))
 
 
 def _settings(rows: tuple[SamplerRow, ...], vocab_size: int, device: torch.device) -> Settings:

@@ -9,12 +9,13 @@ from time import perf_counter
 import torch
 
 from secondguess.engine.cycle import Batch, Engine, run_cycle
-from secondguess.engine.sampler_state import check_ids, join, keep, record, start
+from secondguess.engine.sampler_state import check_ids, end_ids, join, keep, record, start
 from secondguess.engine.sampling import choose
 from secondguess.engine.sequence import Sequence, TextStream
 from secondguess.engine.speculate import Accepted
 from secondguess.errors import UserError
-from secondguess.types import Request, Rows
+from secondguess.target.base import causal_rows
+from secondguess.types import Request
 
 
 class Scheduler:
@@ -44,12 +45,11 @@ class Scheduler:
         if outside is not None:
             raise UserError(f"prompt token {outside} is outside the target's vocabulary of {spec.vocab_size}")
         check_ids(params, spec.vocab_size)
-        ends = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else spec.eos_token_ids)
         return Sequence(
             request=request,
             seed=secrets.randbits(63) if params.seed is None else params.seed,
             slot=-1,
-            end_ids=ends,
+            end_ids=frozenset(end_ids(params, spec.eos_token_ids)),
             max_len=self.max_len,
             stream=TextStream(self.tokenizer),
             token_ids=list(request.prompt_ids),
@@ -124,15 +124,7 @@ def prefill(engine: Engine, s: Sequence) -> Batch:
     engine.last = None
     device = engine.target.spec.device
     prompt_P = torch.tensor(s.token_ids, device=device)
-    index_1P = torch.arange(len(prompt_P), device=device)[None]
-    rows = Rows(
-        slots_R=torch.tensor([s.slot], device=device),
-        tokens_RN=prompt_P[None],
-        positions_RN=index_1P,
-        columns_RN=index_1P,
-        visible_RNW=torch.ones(1, len(prompt_P), len(prompt_P), dtype=torch.bool, device=device).tril(),
-        column_positions_RW=index_1P,
-    )
+    rows = causal_rows(torch.tensor([s.slot], device=device), prompt_P[None])
     out = engine.target.forward(rows, engine.cache, last_only=True)
     spec = engine.target.spec
     sampler = start([s.request], [s.seed], vocab_size=spec.vocab_size, eos_ids=tuple(spec.eos_token_ids), device=device)

@@ -44,11 +44,12 @@ class SlotCache:
         These are views while the slots are consecutive, so read them before the next write.
         """
         width = rows.visible_RNW.shape[-1]
+        slots = _range_of(rows.slots_R)
         read = []
         for store_SGCD, new_RGND in ((self._k[layer], k_RGND), (self._v[layer], v_RGND)):
             # Two index tensors around a slice put the indexed dimensions first: [R, N, G, D].
             store_SGCD[rows.slots_R[:, None], :, rows.columns_RN] = new_RGND.transpose(1, 2)
-            read.append(_take(store_SGCD, rows.slots_R)[:, :, :width])
+            read.append(store_SGCD[slots, :, :width])
         return read[0], read[1]
 
     def compact(self, slots_R: Tensor, source_RN: Tensor, start_R: Tensor, count_R: Tensor) -> None:
@@ -65,8 +66,9 @@ class SlotCache:
             store_SGCD[slot, :, goal] = store_SGCD[slot, :, source]
 
 
-def _take(store_SGCD: Tensor, slots_R: Tensor) -> Tensor:
+def _range_of(slots_R: Tensor) -> slice | Tensor:
+    """Consecutive slots as a slice, whose read is a view; others stay as they are, and are copied."""
     first, count = int(slots_R[0]), len(slots_R)
     if count == 1 or torch.equal(slots_R, torch.arange(first, first + count, device=slots_R.device)):
-        return store_SGCD[first : first + count]
-    return store_SGCD.index_select(0, slots_R)
+        return slice(first, first + count)
+    return slots_R

@@ -56,6 +56,20 @@ class Target(Protocol):
         ...
 
 
+def causal_rows(slots_R: Tensor, tokens_RN: Tensor) -> Rows:
+    """Texts from their beginning, one column per token; padding at the end is seen by padding only."""
+    r, n = tokens_RN.shape
+    index_RN = torch.arange(n, device=tokens_RN.device).expand(r, n)
+    return Rows(
+        slots_R=slots_R,
+        tokens_RN=tokens_RN,
+        positions_RN=index_RN,
+        columns_RN=index_RN,
+        visible_RNW=torch.ones(n, n, dtype=torch.bool, device=tokens_RN.device).tril().expand(r, n, n),
+        column_positions_RW=index_RN,
+    )
+
+
 def default_tap_layers(num_layers: int) -> tuple[int, int, int]:
     """Layers whose inputs EAGLE-3 taps. Raises UserError when the model is too shallow for three distinct ones."""
     taps = (2, num_layers // 2, num_layers - 3)
