@@ -13,6 +13,7 @@ from tokenizers.processors import TemplateProcessing
 
 from secondguess import LLM, SamplingParams, TreeConfig, UserError
 from secondguess.engine.sequence import TextStream, longest_overlap
+from secondguess.engine.thread import run, submit
 from secondguess.prompts import encode
 from tiny_folder import byte_tokenizer, save_tiny
 
@@ -37,7 +38,7 @@ def plain(folder) -> LLM:
 
 def assert_idle(llm: LLM) -> None:
     """Nothing waits or runs, and all slots are free, once the engine's thread has done what it was asked."""
-    llm._thread.submit(int).result()
+    run(int)
     assert not llm._scheduler.busy
     assert sorted(llm._scheduler.free) == list(range(llm.engine.cache.num_slots))
 
@@ -126,7 +127,7 @@ def test_a_slow_async_reader_misses_nothing(llm: LLM, plain: LLM) -> None:
 def test_cancelling_while_the_engine_is_busy_frees_the_request(llm: LLM) -> None:
     async def cancelled() -> None:
         gate = threading.Event()
-        llm._thread.submit(gate.wait)  # so that the request cannot be queued before it is cancelled
+        submit(gate.wait)  # so that the request cannot be queued before it is cancelled
         task = asyncio.create_task(anext(llm.agenerate("hello", LONG)))
         await asyncio.sleep(0.01)
         task.cancel()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Generator
 from collections.abc import Sequence as Seq
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from secondguess.config import TreeConfig
 from secondguess.engine.cycle import CycleTrace, Engine, Watcher
 from secondguess.engine.scheduler import Scheduler
 from secondguess.engine.sequence import Sequence
+from secondguess.engine.thread import EXECUTOR, run, submit
 from secondguess.errors import UserError
 from secondguess.methods import WITH_DRAFTER, make_speculator, parse_method
 from secondguess.prompts import Prompt, as_list, encode
@@ -50,17 +50,13 @@ class LLM:
     ) -> None:
         if max_batch_size < 1:
             raise UserError(f"max_batch_size must be at least 1, got {max_batch_size}")
-        self.target = target if isinstance(target, HFTarget) else load_target(str(target), dtype, device)
+        self.target = target if isinstance(target, HFTarget) else run(load_target, str(target), dtype, device)
         self.method = parse_method(method, tree or TreeConfig())
         if drafter is not None and not self.method.has_drafter:
             raise UserError(f"method {method} uses no drafter: leave drafter out, or take {' or '.join(WITH_DRAFTER)}")
         self.max_model_len = self._context(max_model_len)
-        columns = self.max_model_len + 1 + self.method.tree.budget
-        speculator = make_speculator(self.method, self.target, drafter, max_batch_size, columns)
-        self.engine = Engine(self.target, speculator, self.target.new_cache(max_batch_size, columns))
+        self.engine = run(self._make_engine, drafter, max_batch_size)
         self._scheduler = Scheduler(self.engine, self.max_model_len, self.target.tokenizer)
-        # One thread owns the engine, so that sync, streaming and async callers can share it.
-        self._thread = ThreadPoolExecutor(1, "secondguess-engine")
 
     def generate(
         self, prompts: Prompt | Seq[Prompt], params: SamplingParams | Seq[SamplingParams] | None = None
@@ -77,10 +73,10 @@ class LLM:
         sequences = [self._prepare(p, q) for p, q in zip(batch, each, strict=True)]
         try:
             for s in sequences:
-                self._thread.submit(self._scheduler.submit, s)
+                submit(self._scheduler.submit, s)
             while not all(s.finish_reason for s in sequences):
-                self._thread.submit(self._scheduler.step).result()
-            return self._thread.submit(lambda: [self._output(s) for s in sequences]).result()
+                run(self._scheduler.step)
+            return run(lambda: [self._output(s) for s in sequences])
         finally:
             self._abandon(sequences)
 
@@ -91,10 +87,10 @@ class LLM:
         """
         sequence = self._prepare(prompt, params or SamplingParams())
         try:
-            self._thread.submit(self._scheduler.submit, sequence)
+            submit(self._scheduler.submit, sequence)
             done = False
             while not done:
-                if delta := self._thread.submit(self._advance, sequence).result():
+                if delta := run(self._advance, sequence):
                     yield delta
                     done = delta.output is not None
         finally:
@@ -104,10 +100,10 @@ class LLM:
         """As ``stream``, for asyncio; concurrent calls are batched."""
         sequence, loop = self._prepare(prompt, params or SamplingParams()), asyncio.get_running_loop()
         try:
-            self._thread.submit(self._scheduler.submit, sequence)
+            submit(self._scheduler.submit, sequence)
             done = False
             while not done:
-                if delta := await loop.run_in_executor(self._thread, self._advance, sequence):
+                if delta := await loop.run_in_executor(EXECUTOR, self._advance, sequence):
                     yield delta
                     done = delta.output is not None
         finally:
@@ -144,9 +140,14 @@ class LLM:
     def _abandon(self, sequences: list[Sequence]) -> None:
         """Does not wait: whatever is asked of the engine's thread next finds the slots free."""
         for s in sequences:
-            self._thread.submit(self._scheduler.abort, s)
+            submit(self._scheduler.abort, s)
 
     # What follows runs on the engine's thread, where nothing changes under its hands.
+
+    def _make_engine(self, drafter: str | Path | None, num_slots: int) -> Engine:
+        columns = self.max_model_len + 1 + self.method.tree.budget
+        speculator = make_speculator(self.method, self.target, drafter, num_slots, columns)
+        return Engine(self.target, speculator, self.target.new_cache(num_slots, columns))
 
     def _advance(self, s: Sequence) -> Delta | None:
         """What the request emitted since it was last asked, after a step if that is nothing; None if it still is."""

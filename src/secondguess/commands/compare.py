@@ -14,6 +14,7 @@ from rich.text import Text
 from secondguess.commands.show_table import Run
 from secondguess.commands.show_text import Painter, Writer, census
 from secondguess.config import TreeConfig
+from secondguess.engine.thread import run
 from secondguess.errors import UserError
 from secondguess.llm import LLM
 from secondguess.methods import parse_method
@@ -33,7 +34,7 @@ def stdout_console() -> Console:
 def load(name: str, dtype: str = "float32") -> HFTarget:
     """Load a target; a terminal shows meanwhile what is done."""
     with Console(stderr=True).status(Text(f"loading {name}")) as status:
-        return load_target(name, dtype, say=lambda message: status.update(Text(message)))
+        return run(load_target, name, dtype, say=lambda message: status.update(Text(message)))
 
 
 def make_llms(

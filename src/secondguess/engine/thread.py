@@ -1,0 +1,23 @@
+"""The one thread of a process that runs engines: sync, streaming and async callers share it, and so do several LLMs.
+
+It is also a matter of speed. Every thread that runs parallel operations gets OpenMP workers of its own, and once all
+of them outnumber the cores, libgomp lets them sleep between two operations: on two cores, plain decoding took 1.5 to
+1.8 times as long when a model was loaded in one thread and ran in another. So loading happens here, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import ParamSpec, TypeVar
+
+EXECUTOR = ThreadPoolExecutor(1, "secondguess-engine")
+submit = EXECUTOR.submit
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def run(work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+    """The result of ``work``, done by the engine's thread, which must not be the caller's."""
+    return submit(work, *args, **kwargs).result()
