@@ -14,6 +14,7 @@ from secondguess.bench.store import Store
 from secondguess.bench.tasks import TaskPrompt
 from secondguess.commands.compare import prompt_ids
 from secondguess.drafter.shipped import find_drafter
+from secondguess.engine.thread import run
 from secondguess.errors import UserError
 from secondguess.llm import LLM
 from secondguess.methods import Method
@@ -58,7 +59,7 @@ def drafter_digests(bench: Bench, drafter: str | None) -> dict[str, str]:
     digests = {}
     for method, llm in bench.llms.items():
         if method.has_drafter:
-            folder = find_drafter(drafter, method.name, llm.target.embedding)
+            folder = run(find_drafter, drafter, method.name, llm.target.embedding)
             files = sorted(folder.rglob("*.safetensors"))
             digests[method.name] = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
     return digests

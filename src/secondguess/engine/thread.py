@@ -2,7 +2,8 @@
 
 It is also a matter of speed. Every thread that runs parallel operations gets OpenMP workers of its own, and once all
 of them outnumber the cores, libgomp lets them sleep between two operations: on two cores, plain decoding took 1.5 to
-1.8 times as long when a model was loaded in one thread and ran in another. So loading happens here, too.
+1.8 times as long when a model was loaded in one thread and ran in another. So loading happens here, too, and whatever
+else works on large tensors beside an engine.
 """
 
 from __future__ import annotations
