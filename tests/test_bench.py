@@ -453,6 +453,8 @@ def lossy(tree, node_R):
         (["--tasks", "gsm9k"], "did you mean gsm8k?"),
         (["--tasks", "long.jsonl", "--method", "ar"], "task long, row 0: "),
         (["--drafter", "nowhere"], "no drafter 'nowhere'"),
+        (["--method", "ngram", "--grow-width", "4"], "--grow-width needs one of the methods eagle3.1, pr"),
+        (["--out", "long.jsonl/run"], "long.jsonl/run cannot be a folder: "),
         (["--budgett", "3"], "unknown flag --budgett; did you mean --budget?"),
     ],
 )

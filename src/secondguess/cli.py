@@ -23,6 +23,7 @@ COMMANDS = {
     "demo": "the default target decoded plainly, with EAGLE-3.1 and with PR, side by side",
     "generate": "continue prompts with one or more decoding methods",
     "bench": "acceptance length and speed of methods on tasks, timed live",
+    "eval": "acceptance of drafters on tasks by replay, without verification or timing",
     "train": "train an EAGLE-3.1 or PR drafter from a config file",
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -61,6 +62,15 @@ def _setting(name: str, text: str) -> tuple[str, int]:
     if not value.isdecimal():
         raise UserError(f"{key} must be a whole number, got {value!r}")
     return key, int(value)
+
+
+def refuse_unused(methods: Sequence[Method], tree: TreeConfig) -> None:
+    """Raises UserError when ``tree`` changes a default that none of the methods uses."""
+    for name in SHAPE:
+        changed = getattr(tree, name) != getattr(TreeConfig(), name)
+        if changed and not any(name in USES[method.name] for method in methods):
+            users = ", ".join(method for method in METHODS if name in USES[method])
+            raise UserError(f"--{name.replace('_', '-')} needs one of the methods {users}")
 
 
 def split_methods(text: str) -> list[str]:

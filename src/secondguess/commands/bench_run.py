@@ -8,14 +8,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from secondguess.bench.plan import Prompt, make_groups
+from secondguess.bench.plan import make_groups
 from secondguess.bench.runner import Bench
 from secondguess.bench.store import Store
 from secondguess.bench.tasks import TaskPrompt
-from secondguess.commands.compare import prompt_ids
+from secondguess.commands.workload import encode
 from secondguess.drafter.shipped import find_drafter
 from secondguess.engine.thread import run
-from secondguess.errors import UserError
 from secondguess.llm import LLM
 from secondguess.methods import Method
 from secondguess.target.hf import HFTarget
@@ -30,13 +29,6 @@ def make_bench(args: argparse.Namespace, target: HFTarget, methods: list[Method]
     llms = {m: LLM(target, drafter, method=m.typed, tree=m.tree, **room) for m, drafter in drafters.items()}
     groups = make_groups(encoded, args.batch_size)
     return Bench(llms, groups, args.batch_size, args.temperatures, args.max_new_tokens, args.seed)
-
-
-def encode(target: HFTarget, prompt: TaskPrompt) -> Prompt:
-    try:
-        return Prompt(prompt.task, prompt.id, tuple(prompt_ids(target, prompt.text)))
-    except UserError as error:
-        raise UserError(f"task {prompt.task}, row {prompt.id}: {error}") from error
 
 
 def open_store(args: argparse.Namespace, bench: Bench, record: dict[str, Any]) -> Store:
