@@ -227,6 +227,25 @@ def test_eval_finds_what_bench_finds(command, capsys) -> None:
     assert all(r["gain"] is None for r in replayed if r["method"] == "eagle3.1")
 
 
+def test_a_second_turn_follows_the_plain_answer_to_the_first(command, capsys) -> None:
+    Path("talk.jsonl").write_text(json.dumps({"id": "a", "turns": ["one", "two"]}) + "\n")
+    assert command("bench", "--method", "ngram", "--tasks", "talk.jsonl", "--out", "run", "--temperature", "0,1") == 0
+    lines = [json.loads(line) for line in Path("run/requests.jsonl").read_text().splitlines()]
+    assert {line["id"] for line in lines} == {"a", "a#2"}
+    llm = LLM("target", method="ar")
+    first = {"role": "user", "content": "one"}
+    (answer,) = llm.generate([[first]], SamplingParams(max_tokens=12))
+    talk = [first, {"role": "assistant", "content": answer.text}, {"role": "user", "content": "two"}]
+    seed = next(line["seed"] for line in lines if line["id"] == "a#2")
+    for temperature in (0.0, 1.0):
+        params = SamplingParams(max_tokens=12, temperature=temperature, seed=seed)
+        (output,) = llm.generate([talk], params)
+        found = [line["token_ids"] for line in lines if (line["id"], line["temperature"]) == ("a#2", temperature)]
+        assert found == [list(output.token_ids)] * 2
+    assert command("eval", "--method", "ngram", "--tasks", "talk.jsonl") == 0
+    assert "talk, T = 0, 2 prompts" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("flags", "said"),
     [

@@ -17,6 +17,7 @@ class Prompt:
     task: str
     id: str
     ids: tuple[int, ...]
+    stop: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

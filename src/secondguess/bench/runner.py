@@ -33,7 +33,12 @@ class Bench:
 
     def job(self, group: Group, temperature: float) -> Job:
         params = [
-            SamplingParams(temperature=temperature, seed=prompt_seed(self.seed, p.id), max_tokens=self.max_new_tokens)
+            SamplingParams(
+                temperature=temperature,
+                seed=prompt_seed(self.seed, p.id),
+                max_tokens=self.max_new_tokens,
+                stop=p.stop,
+            )
             for p in group.prompts
         ]
         return Job([p.ids for p in group.prompts], params)

@@ -23,7 +23,7 @@ class Key(NamedTuple):
 
     task: str
     id: str
-    prompt: str  # SHA-256 of its token ids
+    prompt: str  # SHA-256 of its token ids and stop strings
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Transcript:
 
 
 def key_of(prompt: Prompt) -> Key:
-    return Key(prompt.task, prompt.id, _sha256(list(prompt.ids)))
+    return Key(prompt.task, prompt.id, _sha256([prompt.ids, prompt.stop]))
 
 
 class TranscriptStore:
@@ -88,11 +88,11 @@ def record(
 
 
 def _decode(llm: LLM, prompts: Sequence[Prompt], params: SamplingParams) -> list[Transcript]:
-    seeds = [prompt_seed(params.seed or 0, p.id) for p in prompts]
-    outputs = llm.generate([p.ids for p in prompts], [replace(params, seed=seed) for seed in seeds])
+    each = [replace(params, seed=prompt_seed(params.seed or 0, p.id), stop=p.stop) for p in prompts]
+    outputs = llm.generate([p.ids for p in prompts], each)
     # Noise depends on the position, not on where a request began: this is what would have come next.
     longer = [o.prompt_ids + o.token_ids for o in outputs]
-    more = llm.generate(longer, [replace(params, seed=seed, max_tokens=BEYOND, ignore_eos=True) for seed in seeds])
+    more = llm.generate(longer, [replace(p, max_tokens=BEYOND, ignore_eos=True, stop=()) for p in each])
     return [
         Transcript(key_of(p), o.prompt_ids, o.token_ids, b.token_ids, o.finish_reason)
         for p, o, b in zip(prompts, outputs, more, strict=True)

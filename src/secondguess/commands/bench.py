@@ -38,8 +38,8 @@ def run(args: argparse.Namespace) -> int:
     from secondguess.commands.compare import load
 
     methods, prompts = check(args)
-    bench = make_bench(args, load(args.target, args.dtype), methods, prompts)
     record, stderr = make_record(), Console(stderr=True, highlight=False)
+    bench = make_bench(args, load(args.target, args.dtype), methods, prompts, stderr)
     store = open_store(args, bench, record)
     try:
         findings = measure(bench, store, stderr)

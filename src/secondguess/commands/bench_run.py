@@ -6,23 +6,31 @@ import argparse
 import hashlib
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from secondguess.bench.plan import make_groups
 from secondguess.bench.runner import Bench
 from secondguess.bench.store import Store
 from secondguess.bench.tasks import TaskPrompt
-from secondguess.commands.workload import encode
+from secondguess.commands.conversations import encode_all
 from secondguess.drafter.shipped import find_drafter
 from secondguess.engine.thread import run
 from secondguess.llm import LLM
 from secondguess.methods import Method
 from secondguess.target.hf import HFTarget
 
+if TYPE_CHECKING:
+    from rich.console import Console
 
-def make_bench(args: argparse.Namespace, target: HFTarget, methods: list[Method], prompts: list[TaskPrompt]) -> Bench:
+
+CONVERSATION_BATCH = 16  # first answers are decoded together, whatever is timed
+
+
+def make_bench(
+    args: argparse.Namespace, target: HFTarget, methods: list[Method], prompts: list[TaskPrompt], console: Console
+) -> Bench:
     """Prompts as token ids, and one LLM per method with just the room that they need."""
-    encoded = [encode(target, prompt) for prompt in prompts]
+    encoded = encode_all(target, prompts, args.max_new_tokens, CONVERSATION_BATCH, console)
     longest = max(len(prompt.ids) for prompt in encoded) + args.max_new_tokens
     room = {"max_batch_size": args.batch_size, "max_model_len": min(longest, target.spec.context_len)}
     drafters = {m: args.drafter if m.has_drafter else None for m in methods}

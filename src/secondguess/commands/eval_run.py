@@ -8,18 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 from secondguess.bench.acceptance import Tally, count, measure
 from secondguess.bench.metrics import is_looping
-from secondguess.bench.plan import Prompt, shape
+from secondguess.bench.plan import shape
 from secondguess.bench.replay import read, replay
 from secondguess.bench.tasks import TaskPrompt
-from secondguess.bench.transcript import BEYOND, Transcript, TranscriptStore, record
+from secondguess.bench.transcript import BEYOND, Transcript
+from secondguess.commands.conversations import encode_all, transcribe
 from secondguess.commands.progress import progress
-from secondguess.commands.record import make_record
-from secondguess.commands.workload import encode
 from secondguess.engine.thread import run
 from secondguess.errors import UserError
-from secondguess.llm import LLM
 from secondguess.methods import Method, make_speculator
-from secondguess.target.gguf import cache_dir
 from secondguess.target.hf import HFTarget
 from secondguess.types import SamplingParams
 
@@ -40,7 +37,7 @@ def evaluate(
     """One row per temperature, task and method, in this order, and over all tasks if there are several."""
     if any(m.tree.num_steps > BEYOND for m in methods):
         raise UserError(f"replay knows {BEYOND} tokens past the end of a text: num_steps must be at most that")
-    encoded = [encode(target, prompt) for prompt in prompts]
+    encoded = encode_all(target, prompts, args.max_new_tokens, args.batch_size, console)
     rows = []
     for temperature in args.temperatures:
         params = SamplingParams(temperature=temperature, seed=args.seed, max_tokens=args.max_new_tokens)
@@ -54,33 +51,6 @@ def evaluate(
             task = names.pop() if len(names) == 1 else "all tasks"
             rows += [row(m, task, temperature, tallies, part, against) for m in methods]
     return rows
-
-
-def transcribe(
-    target: HFTarget, prompts: Sequence[Prompt], params: SamplingParams, batch_size: int, console: Console
-) -> list[Transcript]:
-    """Plain decoding's texts, from the user's cache where they are known."""
-    longest = max(len(p.ids) for p in prompts) + params.max_tokens + BEYOND
-    if longest > target.spec.context_len:
-        raise UserError(
-            f"the longest prompt and its answer need {longest} tokens (with {BEYOND} to spare), the context holds "
-            f"{target.spec.context_len}: lower --max-new-tokens"
-        )
-    record_ = make_record()
-    made_of = {
-        "target": target.fingerprint,
-        "dtype": str(target.spec.dtype),
-        "temperature": params.temperature,
-        "seed": params.seed,
-        "max_new_tokens": params.max_tokens,
-        "versions": {name: record_["versions"][name] for name in ("torch", "transformers")},
-        "machine": record_["machine"],
-    }
-    store = TranscriptStore(cache_dir() / "transcripts", made_of)
-    llm = LLM(target, method="ar", max_batch_size=batch_size, max_model_len=longest)
-    with progress(console) as bar:
-        task = bar.add_task(f"plain texts, T = {params.temperature:g}", total=len(prompts))
-        return record(llm, prompts, params, store, lambda n: bar.advance(task, n))
 
 
 def replay_all(

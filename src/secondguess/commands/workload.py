@@ -5,22 +5,18 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
-from secondguess.bench.tasks import DATA_VARIABLE, FILES, TaskPrompt, load_tasks
+from secondguess.bench.tasks import DATA_VARIABLE, TASKS, TaskPrompt, load_tasks
 from secondguess.commands.options import add_dataclass, from_args
 from secondguess.config import TreeConfig
 from secondguess.errors import UserError
 from secondguess.methods import METHODS, Method, refuse_unused, split_methods
 from secondguess.types import SamplingParams
 
-if TYPE_CHECKING:
-    from secondguess.bench.plan import Prompt
-    from secondguess.target.hf import HFTarget
-
 T = TypeVar("T")
 
-TASKS = ("gsm8k", "mt_bench", "humaneval")
+DEFAULT_TASKS = ("gsm8k", "mt_bench", "humaneval")
 
 
 def add_workload(parser: argparse.ArgumentParser, more: str) -> None:
@@ -29,10 +25,10 @@ def add_workload(parser: argparse.ArgumentParser, more: str) -> None:
     add("target", metavar="TARGET", help="folder, hub id, .gguf file, or smollm2-135m")
     methods = f"comma-separated: {', '.join(METHODS)}, with settings if wanted (pr:m=0); {more}"
     add("--method", default="ar,eagle3.1,pr", help=f"{methods} (default: ar,eagle3.1,pr)")
-    tasks = f"comma-separated: {', '.join(FILES)}, or paths of JSONL files"
-    add("--tasks", type=words, default=TASKS, help=f"{tasks} (default: {','.join(TASKS)})")
-    add("--data-dir", type=Path, help=f"folder of the named tasks' files (default: what {DATA_VARIABLE} names)")
-    add("--limit", type=int, metavar="INT", help="prompts per task, evenly spaced over its file (default: all)")
+    tasks = f"comma-separated: {', '.join(TASKS)}, or paths of JSONL files"
+    add("--tasks", type=words, default=DEFAULT_TASKS, help=f"{tasks} (default: {','.join(DEFAULT_TASKS)})")
+    add("--data-dir", type=Path, help=f"folder of the named tasks' files (default: what {DATA_VARIABLE} names, else the hub)")
+    add("--limit", type=int, metavar="INT", help="prompts per task, evenly spaced, shifted by the seed (default: all)")
     add("--max-new-tokens", type=int, default=128, metavar="INT", help="new tokens at most (default: 128)")
     budget, baseline = "draft tokens verified per cycle (default: 48)", "each with its own baseline (default: 0)"
     add("--budget", dest="budgets", type=ints, default=(48,), metavar="INT,...", help=budget)
@@ -64,15 +60,5 @@ def check(args: argparse.Namespace) -> tuple[list[Method], list[TaskPrompt]]:
     methods = line_up(split_methods(args.method), trees)
     for tree in trees:
         refuse_unused(methods, tree)
-    return methods, load_tasks(args.tasks, args.data_dir, args.limit)
+    return methods, load_tasks(args.tasks, args.data_dir, args.limit, args.seed)
 
-
-def encode(target: HFTarget, prompt: TaskPrompt) -> Prompt:
-    """The prompt as token ids. Raises UserError, with the row's name, if it leaves no room for an answer."""
-    from secondguess.bench.plan import Prompt
-    from secondguess.commands.compare import prompt_ids
-
-    try:
-        return Prompt(prompt.task, prompt.id, tuple(prompt_ids(target, prompt.text)))
-    except UserError as error:
-        raise UserError(f"task {prompt.task}, row {prompt.id}: {error}") from error
