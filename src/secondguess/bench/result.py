@@ -16,6 +16,7 @@ class Key(NamedTuple):
     method: str  # as typed
     budget: int  # 0: the method drafts nothing
     temperature: float
+    round: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +30,15 @@ class Result:
     token_ids: tuple[int, ...]
     text: str
     stats: Stats
+    error: str | None = None  # why there is no text
 
     @classmethod
     def of(cls, key: Key, group: int, output: Output) -> Result:
         return cls(key, group, output.seed, output.finish_reason, output.token_ids, output.text, output.stats)
+
+    @classmethod
+    def failed(cls, key: Key, group: int, seed: int, error: str) -> Result:
+        return cls(key, group, seed, "abort", (), "", Stats(0, 0, 0, 0, 0.0, 0.0, 0.0, 0.0, 0.0), error)
 
     @classmethod
     def from_line(cls, line: dict[str, Any]) -> Result:

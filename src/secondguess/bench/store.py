@@ -47,4 +47,4 @@ class Store:
         if len(whole) < len(data):  # the run was killed while it wrote its last line
             self._requests.write_bytes(whole)
         results = [Result.from_line(json.loads(line)) for line in whole.splitlines()]
-        self.results = {r.key: r for r in results}
+        self.results = {r.key: r for r in results if r.error is None}  # what failed is tried again

@@ -7,9 +7,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from secondguess.bench.peers.known import KNOWN
 from secondguess.commands.progress import progress
 from secondguess.commands.record import add_json, make_record, write_json
-from secondguess.commands.workload import add_workload, check
+from secondguess.commands.workload import add_workload, check, comma_separated
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -26,6 +27,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_workload(parser, "ar always runs")
     together = "prompts decoded together (default: 1)"
     parser.add_argument("--batch-size", type=int, default=1, metavar="INT", help=together)
+    peers = f"other engines in the same run, at T = 0: {', '.join(KNOWN)}, or installed"
+    parser.add_argument("--peers", type=comma_separated(str), default=(), metavar="NAME,...", help=peers)
+    rounds = "times that everything is run; every other round goes backwards (default: 1)"
+    parser.add_argument("--rounds", type=int, default=1, metavar="INT", help=rounds)
     out = "run folder; one that holds an unfinished run with the same settings is continued"
     parser.add_argument("--out", type=Path, metavar="DIR", help=f"{out} (default: runs/bench-TIME)")
     add_json(parser)
@@ -39,8 +44,9 @@ def run(args: argparse.Namespace) -> int:
 
     methods, prompts = check(args)
     record, stderr = make_record(), Console(stderr=True, highlight=False)
-    bench = make_bench(args, load(args.target, args.dtype), methods, prompts, stderr)
-    store = open_store(args, bench, record)
+    target = load(args.target, args.dtype)
+    bench = make_bench(args, target, methods, prompts, stderr)
+    store = open_store(args, target, bench, record)
     try:
         findings = measure(bench, store, stderr)
     except KeyboardInterrupt:

@@ -14,7 +14,7 @@ from secondguess.commands.record import make_record
 from secondguess.errors import UserError
 from secondguess.llm import LLM
 from secondguess.prompts import Message
-from secondguess.target.gguf import cache_dir
+from secondguess.cache import cache_dir
 from secondguess.target.hf import HFTarget
 from secondguess.types import SamplingParams
 

@@ -51,8 +51,8 @@ def check(args: argparse.Namespace) -> tuple[list[Method], list[TaskPrompt]]:
     """Find every mistake that can be found before the target is loaded."""
     from secondguess.bench.plan import line_up
 
-    for name in ("batch_size", "limit"):
-        if getattr(args, name) is not None and getattr(args, name) < 1:
+    for name in ("batch_size", "limit", "rounds"):
+        if getattr(args, name, None) is not None and getattr(args, name) < 1:
             raise UserError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(args, name)}")
     for temperature in args.temperatures:
         SamplingParams(temperature=temperature, seed=args.seed, max_tokens=args.max_new_tokens)
