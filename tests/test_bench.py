@@ -64,6 +64,7 @@ def test_metrics_equal_hand_computed_numbers() -> None:
             "speedup_median": 3.0,
             "speedup_median_low": 2.0,
             "speedup_median_high": 4.0,
+            "peak_memory_bytes": 0,
             "num_failed": 0,
             "error": None,
             "speedup_vs_ar": 3.0,  # 80 / 2 s over 80 / 6 s
@@ -181,7 +182,7 @@ def finish(bench: Bench, folder: Path) -> Findings:
     return Findings(bench, store.results, audit_all(bench, store.results))
 
 
-TIMES = ("_ms", "tokens_per_second", "speedup")
+TIMES = ("_ms", "tokens_per_second", "speedup", "memory")
 
 
 def untimed(rows):

@@ -109,6 +109,7 @@ def test_a_failed_request_is_marked_and_tried_again(peer, tmp_path: Path) -> Non
     assert set(rows) == {("ar", 0.0), ("ar", 1.0), ("llama.cpp", 0.0), ("vllm", 0.0)}
     some, none = rows["llama.cpp", 0.0], rows["vllm", 0.0]
     assert (some["num_prompts"], some["num_failed"], some["error"]) == (2, 1, "RuntimeError: ValueError: not this one")
+    assert some["peak_memory_bytes"] > 1 << 20
     assert (none["num_prompts"], none["num_failed"]) == (0, 3)
     assert len([line for line in findings.complaints() if line.startswith("FAILED: vllm")]) == 3
     assert "3 failed" in markdown([none])

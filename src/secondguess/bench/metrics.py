@@ -140,5 +140,6 @@ def measure(results: Sequence[Result], plain: Sequence[Result]) -> dict[str, Any
         **milliseconds(ours),
         "identical_to_ar": identical(ours, theirs),
         "looping": 1 - len(flowing) / len(ours),
+        "peak_memory_bytes": max(r.peak_memory_bytes for r in ours),
         **failed,
     }

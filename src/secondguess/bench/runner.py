@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -75,7 +76,15 @@ def take(bench: Bench, group: Group, method: Method, temperature: float, round_:
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
         return [Result.failed(key, number, p.seed or 0, reason) for key, p in zip(where, job.params, strict=True)]
-    return [Result.of(key, number, output) for key, output in zip(where, outputs, strict=True)]
+    peak = peak_memory(bench.llms[method])
+    return [Result.of(key, number, output, peak) for key, output in zip(where, outputs, strict=True)]
+
+
+def peak_memory(llm: LLM | Peer) -> int:
+    """Bytes. Our own methods share a process, so each has what all needed so far."""
+    if isinstance(llm, Peer):
+        return llm.peak_memory_bytes
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def turns(bench: Bench) -> Iterator[tuple[Group, Method, float, int]]:
