@@ -87,7 +87,8 @@ def test_answers_are_the_targets_own(prepare) -> None:
     assert prepare() == 0
     found = answers()
     assert set(found) == {f"p{i}" for i in range(6)} | {"p1#2", "p3#2", "p5#2"}
-    assert [found[f"p{i}"]["temperature"] for i in range(6)] == [0, 1, 0, 1, 0, 1]
+    assert {row["temperature"] for row in found.values()} == {0, 1}
+    assert found["p1"]["temperature"] == found["p1#2"]["temperature"]
     llm = LLM("target", method="ar")
     for row in found.values():
         prompt = row["input_ids"][: row["prompt_len"]]
@@ -118,6 +119,15 @@ def test_a_killed_run_goes_on_where_it_was(prepare, monkeypatch) -> None:
     assert Path("answers.jsonl").read_text().startswith("".join(lines))
 
 
+def test_compact_answers_give_the_same_file_without_the_target_writing(prepare, monkeypatch) -> None:
+    assert prepare("--compact", "small.safetensors") == 0
+    whole = answers()
+    Path("answers.jsonl").unlink()
+    monkeypatch.setattr(LLM, "agenerate", lambda *_: pytest.fail("nothing is left to be decoded"))
+    assert prepare("--given", "small.safetensors") == 0
+    assert answers() == whole
+
+
 def test_a_system_prompt_is_for_those_without(prepare) -> None:
     messages = [{"role": "system", "content": "own"}, {"role": "user", "content": "hi"}]
     Path("prompts.jsonl").write_text(json.dumps({"id": "a", "messages": messages}) + '\n{"id": "b", "turns": ["hi"]}\n')
@@ -138,6 +148,7 @@ def test_a_system_prompt_is_for_those_without(prepare) -> None:
         (["--out", "target/config.json"], "is no answer row"),
         (["--refuse-overlap", "task.jsonl"], "prompt p2 shares 'question 2' with a benchmark: leave it out"),
         (["--refuse-overlap", "gsm9k"], "did you mean gsm8k?"),
+        (["--given", "prompts.jsonl"], "prompts.jsonl holds no answers"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_2(flags, said, prepare, capsys) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("prompts", metavar="FILE", nargs="+", type=Path, help=formats)
     add("--out", type=Path, required=True, metavar="FILE", help="answers, for train; answers that it holds are kept")
     add("--limit", type=int, metavar="INT", help="conversations, evenly spaced over the files (default: all)")
-    mix = "conversations take these in turn (default: 0,1)"
+    mix = "a conversation has one of these, drawn by its id (default: 0,1)"
     add("--temperature", dest="temperatures", type=floats, default=(0.0, 1.0), metavar="FLOAT,...", help=mix)
     add("--top-k", type=int, default=0, metavar="INT", help="where the temperature is not 0; 0 keeps all (default: 0)")
     add("--max-new-tokens", type=int, default=256, metavar="INT", help="of one answer (default: 256)")
@@ -36,6 +37,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     refuse = f"tasks whose text no prompt may share 13 words with: {', '.join(TASKS)}, or JSONL files"
     add("--refuse-overlap", type=words, default=(), metavar="TASK,...", help=refuse)
     add("--data-dir", type=Path, help="folder of the named tasks' files")
+    add("--given", type=Path, metavar="FILE", help="answers to take as they are, as --compact wrote them")
+    add("--compact", type=Path, metavar="FILE", help="also write all answers without their prompts (safetensors)")
     add("--dtype", default="float32", help="float32, float64, bfloat16 or float16 (default: float32)")
 
 
@@ -47,12 +50,14 @@ def run(args: argparse.Namespace) -> int:
     from secondguess.commands.compare import load
     from secondguess.llm import LLM
     from secondguess.prepare.answers import AnswerFile, Recipe, answer_all
+    from secondguess.prepare.compact import answer_of, read_answers, write_answers
 
+    given = read_answers(args.given) if args.given else {}
     target = load(args.target, args.dtype)
     if not target.tokenizer.chat_template:
         raise UserError(f"{args.target} has no chat template: a base model does not answer")
     file = AnswerFile(args.out)
-    recipe = Recipe(args.temperatures, args.max_new_tokens, args.top_k, args.seed)
+    recipe = Recipe(args.temperatures, args.max_new_tokens, args.top_k, args.seed, given)
     context = min(target.spec.context_len, max(CONTEXT, 2 * args.max_new_tokens))
     llm = LLM(target, method="ar", max_batch_size=args.batch_size, max_model_len=context)
     stderr = Console(stderr=True, highlight=False)
@@ -66,6 +71,9 @@ def run(args: argparse.Namespace) -> int:
             bar.advance(task)
 
         asyncio.run(answer_all(llm, conversations, recipe, file, count))
+    if args.compact:
+        lines = args.out.read_bytes().splitlines()
+        write_answers(args.compact, (answer_of(json.loads(line)) for line in lines))
     stderr.print(f"{len(file.answers)} answers in {args.out}, {tokens} tokens of this run's conversations", markup=False)
     return 0
 

@@ -8,27 +8,35 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from secondguess.bench.plan import prompt_seed
 from secondguess.errors import UserError
 from secondguess.llm import LLM
+from secondguess.prepare.compact import Answer
 from secondguess.prepare.prompts import Conversation
 from secondguess.prompts import Message
-from secondguess.types import Output, SamplingParams
+from secondguess.types import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How answers are drawn. A conversation has the temperature that its place in the list says, in turn."""
+    """How answers are drawn. A conversation's temperature is drawn by its id, so that more prompts change no answer.
+
+    ``given`` are answers that are taken as they are.
+    """
 
     temperatures: tuple[float, ...]
     max_new_tokens: int
     top_k: int
     seed: int
+    given: Mapping[str, Answer] = field(default_factory=dict)
+
+    def temperature(self, id_: str) -> float:
+        return self.temperatures[prompt_seed(self.seed, f"temperature of {id_}") % len(self.temperatures)]
 
 
 class AnswerFile:
@@ -69,42 +77,37 @@ async def answer_all(
     # Twice what decodes together: the next prompt is there when a slot is free, and the others do not fill the memory.
     room = asyncio.Semaphore(2 * llm.engine.cache.num_slots)
 
-    async def one(index: int, conversation: Conversation) -> None:
+    async def one(conversation: Conversation) -> None:
         async with room:
-            async for line, tokens in talk(llm, index, conversation, recipe, file.answers):
+            async for line, tokens in talk(llm, conversation, recipe, file.answers):
                 if line is not None:
                     file.add(line)
                 on_answer(len(tokens))
 
     async with asyncio.TaskGroup() as group:
-        for index, conversation in enumerate(conversations):
-            group.create_task(one(index, conversation))
+        for conversation in conversations:
+            group.create_task(one(conversation))
 
 
 async def talk(
-    llm: LLM, index: int, conversation: Conversation, recipe: Recipe, known: dict[str, list[int]]
+    llm: LLM, conversation: Conversation, recipe: Recipe, known: dict[str, list[int]]
 ) -> AsyncGenerator[tuple[dict[str, Any] | None, list[int]]]:
     """Each turn's line (None if it is known) and answer."""
     messages: list[Message] = list(opening(conversation))
-    temperature = recipe.temperatures[index % len(recipe.temperatures)]
+    temperature = recipe.temperature(conversation.id)
     for turn, text in enumerate(conversation.turns, 1):
         id_ = f"{conversation.id}#{turn}" if turn > 1 else conversation.id
         messages.append({"role": "user", "content": text})
-        line = None
-        if id_ not in known:
+        if id_ in known:
+            tokens = known[id_]
+            yield None, tokens
+        else:
             prompt_ids = llm.encode(messages)
             if len(prompt_ids) + recipe.max_new_tokens > llm.max_model_len:
                 return  # what fits no more is not asked
-            params = SamplingParams(
-                temperature=temperature,
-                top_k=recipe.top_k if temperature else 0,
-                max_tokens=recipe.max_new_tokens,
-                seed=prompt_seed(recipe.seed, id_),
-            )
-            output = await last(llm, prompt_ids, params)
-            line = row(id_, conversation.source, temperature, output)
-        tokens = list(output.token_ids) if line else known[id_]
-        yield line, tokens
+            answer = recipe.given.get(id_) or await ask(llm, id_, prompt_ids, temperature, recipe)
+            tokens = list(answer.tokens)
+            yield row(conversation.source, prompt_ids, answer), tokens
         messages.append({"role": "assistant", "content": llm.target.tokenizer.decode(tokens, skip_special_tokens=True)})
 
 
@@ -113,20 +116,26 @@ def opening(conversation: Conversation) -> Iterator[Message]:
         yield {"role": "system", "content": conversation.system}
 
 
-async def last(llm: LLM, prompt_ids: Sequence[int], params: SamplingParams) -> Output:
+async def ask(llm: LLM, id_: str, prompt_ids: Sequence[int], temperature: float, recipe: Recipe) -> Answer:
+    params = SamplingParams(
+        temperature=temperature,
+        top_k=recipe.top_k if temperature else 0,
+        max_tokens=recipe.max_new_tokens,
+        seed=prompt_seed(recipe.seed, id_),
+    )
     output = None
     async for delta in llm.agenerate(prompt_ids, params):
         output = delta.output
     assert output is not None
-    return output
+    return Answer(id_, temperature, output.seed, output.token_ids)
 
 
-def row(id_: str, source: str, temperature: float, output: Output) -> dict[str, Any]:
+def row(source: str, prompt_ids: Sequence[int], answer: Answer) -> dict[str, Any]:
     return {
-        "id": id_,
+        "id": answer.id,
         "source": source,
-        "temperature": temperature,
-        "seed": output.seed,
-        "prompt_len": len(output.prompt_ids),
-        "input_ids": [*output.prompt_ids, *output.token_ids],
+        "temperature": answer.temperature,
+        "seed": answer.seed,
+        "prompt_len": len(prompt_ids),
+        "input_ids": [*prompt_ids, *answer.tokens],
     }
