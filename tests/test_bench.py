@@ -463,7 +463,7 @@ def lossy(tree, node_R):
         (["--tasks", "long.jsonl", "--method", "ar"], "task long, row 0: "),
         (["--drafter", "nowhere"], "no drafter 'nowhere'"),
         (["--method", "ngram", "--grow-width", "4"], "--grow-width needs one of the methods eagle3.1, pr"),
-        (["--out", "long.jsonl/run"], "long.jsonl/run cannot be a folder: "),
+        (["--method", "ngram", "--out", "long.jsonl/run"], "long.jsonl/run cannot be a folder: "),
         (["--budgett", "3"], "unknown flag --budgett; did you mean --budget?"),
     ],
 )

@@ -119,7 +119,9 @@ def test_a_failed_request_is_marked_and_tried_again(peer, tmp_path: Path) -> Non
 
 
 def test_speedup_over_the_fastest_plain_decoder_of_the_same_numbers(peer, tmp_path: Path) -> None:
-    bench = bench_with(tiny_target("llama", dtype=torch.float32), {"transformers": peer("fine"), "llama.cpp": peer("fine")}, 2)
+    bench = bench_with(
+        tiny_target("llama", dtype=torch.float32), {"transformers": peer("fine"), "llama.cpp": peer("fine")}, 2
+    )
     rows = {r["method"]: r for r in finish(bench, tmp_path).block("t", 0.0)}
     assert rows["transformers"]["tokens_per_second"] == pytest.approx(7 / 0.25)
     fastest = max(rows["ar"]["tokens_per_second"], 7 / 0.25)
@@ -155,9 +157,9 @@ def test_which_peers_take_part(monkeypatch, tmp_path: Path) -> None:
     assert choose_peers(["transformers", "transformers"], forms) == ["transformers"]
     assert "transformers:lookup" in choose_peers(["installed"], forms)
     assert not {"none", "llama.cpp"} & set(choose_peers(["installed"], forms))
-    with pytest.raises(UserError, match="unknown peer 'lama.cpp'; did you mean llama.cpp"):
+    with pytest.raises(UserError, match=r"unknown peer 'lama\.cpp'; did you mean llama\.cpp"):
         choose_peers(["lama.cpp"], forms)
-    with pytest.raises(UserError, match="peer none is not installed: make an environment with it in .*peers/none"):
+    with pytest.raises(UserError, match=r"peer none is not installed: make an environment with it in .*peers/none"):
         choose_peers(["none"], forms)
     monkeypatch.setattr(known, "find_python", lambda k: Path(sys.executable))
     with pytest.raises(UserError, match=r"peer llama\.cpp needs the target as a \.gguf file"):

@@ -1,4 +1,4 @@
-"""Prepare: prompts in all their forms, overlap with benchmarks, answers that are the target's own and are never lost."""
+"""Prepare: prompts in all their forms, overlap with benchmarks, answers that are the target's and never lost."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_all_forms_of_a_conversation(row, turns, system) -> None:
      {"messages": [{"role": "assistant", "content": "Ho"}]}, {"messages": [{"role": "user", "content": 3}]}],
 )  # fmt: skip
 def test_what_is_no_conversation(row) -> None:
-    with pytest.raises(ValueError, match="row|hold|must"):
+    with pytest.raises(ValueError, match=r"row|hold|must"):
         parse(row, "file")
 
 
@@ -163,4 +163,3 @@ def test_bad_input_is_one_line_and_exit_2(flags, said, prepare, capsys) -> None:
 def test_the_limit_is_evenly_spaced(prepare) -> None:
     assert prepare("--limit", "3") == 0
     assert {id_ for id_ in answers() if "#" not in id_} == {"p0", "p2", "p4"}
-

@@ -127,7 +127,11 @@ def test_every_task_file_is_known_and_says_what_is_needed() -> None:
     ("name", "row", "expected"),
     [
         ("gsm8k", {"question": "How many?", "answer": "2"}, {"id": "gsm8k/test/7", "turns": ["How many?"]}),
-        ("math500", {"problem": "$x$", "unique_id": "test/a/1.json"}, {"id": "math500/test/a/1.json", "turns": ["$x$"]}),
+        (
+            "math500",
+            {"problem": "$x$", "unique_id": "test/a/1.json"},
+            {"id": "math500/test/a/1.json", "turns": ["$x$"]},
+        ),
         (
             "mbpp",
             {"task_id": 11, "text": "Add.", "test_list": ["assert f(1)", "assert f(2)"]},

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from statistics import mean
 from typing import Any
 
@@ -60,7 +61,7 @@ def by_depth(tallies: Sequence[Tally]) -> list[float]:
     """Of the cycles that accepted a token at depth d - 1 (the root is at 0), the share that did at d = 1, 2, ..."""
     lengths = sum((t.accepted_lengths for t in tallies), Counter())
     reached = [sum(n for length, n in lengths.items() if length >= d) for d in range(max(lengths, default=0) + 1)]
-    return [deeper / above for above, deeper in zip(reached, reached[1:], strict=False)]
+    return [deeper / above for above, deeper in pairwise(reached)]
 
 
 def paired_gain(ours: Sequence[Tally], theirs: Sequence[Tally], seed: int = 0) -> tuple[float, float, float] | None:
@@ -85,8 +86,9 @@ def paired_gain(ours: Sequence[Tally], theirs: Sequence[Tally], seed: int = 0) -
 
 def measure(ours: Sequence[Tally], baseline: Sequence[Tally] | None) -> dict[str, Any]:
     """The measured part of an eval row. ``baseline``: the tallies of the method that gains are counted over."""
-    drafted, accepted = ([sum(getattr(t, name)[level] for t in ours) for level in range(LEVELS)] for name in (
-        "drafted", "accepted"))
+    drafted, accepted = (
+        [sum(getattr(t, name)[level] for t in ours) for level in range(LEVELS)] for name in ("drafted", "accepted")
+    )
     per_prompt = [acceptance_length([t]) for t in ours if t.num_cycles]
     gain = paired_gain(ours, baseline) if baseline is not None else None
     return {

@@ -17,7 +17,9 @@ def hub_rows(name: str, hub: Mapping[str, Any], otherwise: str) -> Iterator[tupl
     try:
         from datasets import load_dataset
     except ImportError as error:
-        raise UserError(f"task {name!r} comes from the hub through datasets: pip install datasets, or {otherwise}") from error
+        raise UserError(
+            f"task {name!r} comes from the hub through datasets: pip install datasets, or {otherwise}"
+        ) from error
     where = {key: value for key, value in hub.items() if key not in ("id", "turns")}
     try:
         rows = load_dataset(**where)

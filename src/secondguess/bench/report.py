@@ -49,7 +49,7 @@ class Findings:
     audits: Mapping[Key, Audit]
 
     def complaints(self) -> list[str]:
-        """A line for each result that failed or differs from plain decoding without an excuse; one if too many have one."""
+        """A line for each result that failed, or differs without an excuse, and one if too many have an excuse."""
         faults = [key for key, audit in self.audits.items() if not audit.excused]
         lines = [
             f"NOT LOSSLESS: {k.method} (budget {k.budget}, T = {k.temperature:g}) on {k.task} {k.id}" for k in faults

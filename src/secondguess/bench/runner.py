@@ -8,10 +8,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from secondguess.bench.audit import Audit, Job, audit
+from secondguess.bench.peers.process import Peer
 from secondguess.bench.plan import Group, prompt_seed, shape
 from secondguess.bench.result import Key, Result
 from secondguess.bench.store import Store
-from secondguess.bench.peers.process import Peer
 from secondguess.llm import LLM
 from secondguess.methods import Method
 from secondguess.types import SamplingParams
@@ -107,7 +107,8 @@ def keys(group: Group, method: Method, temperature: float, round_: int = 0) -> l
 def warm_up(bench: Bench, method: Method, temperature: float) -> None:
     """Let lazily made things be made before anything is timed."""
     params = SamplingParams(temperature=temperature, seed=0, max_tokens=WARM_UP_TOKENS, ignore_eos=True)
-    bench.llms[method].generate([p.ids for p in bench.groups[0].prompts], params)
+    prompts = [p.ids for p in bench.groups[0].prompts]
+    bench.llms[method].generate(prompts, [params] * len(prompts))
 
 
 def audit_all(bench: Bench, results: Mapping[Key, Result]) -> dict[Key, Audit]:
@@ -122,7 +123,5 @@ def audit_all(bench: Bench, results: Mapping[Key, Result]) -> dict[Key, Audit]:
         for index, pair in enumerate(pairs):
             ours, theirs = (results[key] for key in pair)
             if ours.token_ids != theirs.token_ids and not (ours.error or theirs.error):
-                found[pair[1]] = audit(
-                    llms, bench.job(group, temperature), index, (ours.token_ids, theirs.token_ids)
-                )
+                found[pair[1]] = audit(llms, bench.job(group, temperature), index, (ours.token_ids, theirs.token_ids))
     return found

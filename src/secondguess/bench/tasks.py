@@ -1,4 +1,4 @@
-"""Benchmark prompts: a named task's file or hub data set, or any JSONL of ``{"id", "benchmark", "turns", "reference"}``.
+"""Benchmark prompts: a named task's file or hub data set, or any JSONL of ``{"id", "benchmark", "turns"}``.
 
 A named task is a file ``secondguess/tasks/NAME.toml`` that says where its rows are, how a turn becomes a prompt, where
 answers stop, and under which licence.

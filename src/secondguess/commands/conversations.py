@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 from secondguess.bench.plan import Prompt
 from secondguess.bench.tasks import TaskPrompt
 from secondguess.bench.transcript import BEYOND, Transcript, TranscriptStore, record
+from secondguess.cache import cache_dir
 from secondguess.commands.compare import prompt_ids
 from secondguess.commands.progress import progress
 from secondguess.commands.record import make_record
 from secondguess.errors import UserError
 from secondguess.llm import LLM
 from secondguess.prompts import Message
-from secondguess.cache import cache_dir
 from secondguess.target.hf import HFTarget
 from secondguess.types import SamplingParams
 

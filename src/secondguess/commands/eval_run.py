@@ -43,7 +43,9 @@ def evaluate(
         params = SamplingParams(temperature=temperature, seed=args.seed, max_tokens=args.max_new_tokens)
         transcripts = transcribe(target, encoded, params, args.batch_size, console)
         tallies = replay_all(target, methods, args.drafter, transcripts, args.batch_size, console)
-        tasks = [[i for i, p in enumerate(encoded) if p.task == task] for task in dict.fromkeys(p.task for p in encoded)]
+        tasks = [
+            [i for i, p in enumerate(encoded) if p.task == task] for task in dict.fromkeys(p.task for p in encoded)
+        ]
         if len(tasks) > 1:
             tasks.append(list(range(len(encoded))))
         for part in tasks:

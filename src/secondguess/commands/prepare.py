@@ -74,7 +74,9 @@ def run(args: argparse.Namespace) -> int:
     if args.compact:
         lines = args.out.read_bytes().splitlines()
         write_answers(args.compact, (answer_of(json.loads(line)) for line in lines))
-    stderr.print(f"{len(file.answers)} answers in {args.out}, {tokens} tokens of this run's conversations", markup=False)
+    stderr.print(
+        f"{len(file.answers)} answers in {args.out}, {tokens} tokens of this run's conversations", markup=False
+    )
     return 0
 
 

@@ -27,7 +27,11 @@ def add_workload(parser: argparse.ArgumentParser, more: str) -> None:
     add("--method", default="ar,eagle3.1,pr", help=f"{methods} (default: ar,eagle3.1,pr)")
     tasks = f"comma-separated: {', '.join(TASKS)}, or paths of JSONL files"
     add("--tasks", type=words, default=DEFAULT_TASKS, help=f"{tasks} (default: {','.join(DEFAULT_TASKS)})")
-    add("--data-dir", type=Path, help=f"folder of the named tasks' files (default: what {DATA_VARIABLE} names, else the hub)")
+    add(
+        "--data-dir",
+        type=Path,
+        help=f"folder of the named tasks' files (default: what {DATA_VARIABLE} names, else the hub)",
+    )
     add("--limit", type=int, metavar="INT", help="prompts per task, evenly spaced, shifted by the seed (default: all)")
     add("--max-new-tokens", type=int, default=128, metavar="INT", help="new tokens at most (default: 128)")
     budget, baseline = "draft tokens verified per cycle (default: 48)", "each with its own baseline (default: 0)"
@@ -61,4 +65,3 @@ def check(args: argparse.Namespace) -> tuple[list[Method], list[TaskPrompt]]:
     for tree in trees:
         refuse_unused(methods, tree)
     return methods, load_tasks(args.tasks, args.data_dir, args.limit, args.seed)
-

@@ -1,7 +1,7 @@
 """The target answers conversations, batched; every answer is on disk as soon as it is finished.
 
-A line is ``{"id", "source", "temperature", "seed", "prompt_len", "input_ids"}``: what ``train`` reads. A later turn is a line of
-its own, whose prompt holds the conversation so far; its id is ``ID#2``.
+A line is ``{"id", "source", "temperature", "seed", "prompt_len", "input_ids"}``: what ``train`` reads. A later turn is
+a line of its own, whose prompt holds the conversation so far; its id is ``ID#2``.
 """
 
 from __future__ import annotations

@@ -25,8 +25,8 @@ class Conversation:
 def read_conversations(paths: Sequence[Path]) -> list[Conversation]:
     """All conversations of all files, in order, each once: the same turns and system prompt again are left out.
 
-    A line of a ``.jsonl`` file is an object with ``turns``, ``messages`` or ShareGPT's ``conversations``; a ``.txt`` file has
-    a prompt a line. Answers that are in the file are not used. Raises UserError, naming the line, for anything else.
+    A line of a ``.jsonl`` file is an object with ``turns``, ``messages`` or ShareGPT's ``conversations``; a ``.txt``
+    file has a prompt a line. Answers in the file are not used. Raises UserError, naming the line, for anything else.
     """
     found: dict[tuple[str | None, tuple[str, ...]], Conversation] = {}
     ids: dict[str, str] = {}

@@ -1,7 +1,7 @@
 """Our own forward of Llama-shaped decoders on the CPU, where transformers' Python costs a third of a pass.
 
-The same operations as transformers' modules in fewer calls: q, k and v are one product, gate and up another, and q and k are
-rotated together. ``tests/test_lean.py`` compares it with the generic path.
+The same operations as transformers' modules in fewer calls: q, k and v are one product, gate and up another, and q and
+k are rotated together. ``tests/test_lean.py`` compares it with the generic path.
 
 R requests, N rows, H hidden size, A query heads, G K/V heads, D head dimension, I intermediate size.
 """
@@ -32,7 +32,8 @@ class Norm:
         return cls(module.weight.detach(), module.variance_epsilon)
 
     def __call__(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+        # In float32 even for float64 rows, as transformers does it.
+        return self.weight * F.rms_norm(x.float(), self.weight.shape, eps=self.eps).to(x.dtype)
 
 
 @dataclass(frozen=True, slots=True)

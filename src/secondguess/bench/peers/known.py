@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from secondguess.bench.peers.process import Peer
-from secondguess.errors import UserError, did_you_mean
 from secondguess.cache import cache_dir
+from secondguess.errors import UserError, did_you_mean
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -16,9 +16,7 @@ FILE_TYPES = {"F32": "LLAMA_FTYPE_ALL_F32", "Q4_0": "LLAMA_FTYPE_MOSTLY_Q4_0", "
 def start(config: dict[str, Any]) -> Decode:
     path = requantised(Path(config["model"]), config["quantization"], Path(config["cache"]))
     threads, room = config["threads"], config["max_len"]
-    llm = llama_cpp.Llama(
-        str(path), n_ctx=room, n_batch=512, n_threads=threads, n_threads_batch=threads, verbose=False
-    )
+    llm = llama_cpp.Llama(str(path), n_ctx=room, n_batch=512, n_threads=threads, n_threads_batch=threads, verbose=False)
 
     def decode(request: dict[str, Any]) -> dict[str, Any]:
         began, times, tokens = time.perf_counter(), [], []

@@ -37,17 +37,28 @@ class Peer:
 
     def _decode(self, ids: Sequence[int], params: SamplingParams) -> Output:
         if self._process is None:
-            with self._log.open("a") as log:
-                pipe = subprocess.PIPE
-                self._process = subprocess.Popen(self._command, stdin=pipe, stdout=pipe, stderr=log, text=True)
-            self.versions = self._hear()["versions"]
-        assert self._process.stdin is not None
+            self._start()
         request = {"prompt_ids": list(ids), "max_new_tokens": params.max_tokens, "end_ids": self._end_ids}
-        self._process.stdin.write(json.dumps(request) + "\n")
-        self._process.stdin.flush()
-        answer = self._hear()
+        answer = self._ask(request)
         self.peak_memory_bytes = answer["peak_memory_bytes"]
         return output_of(ids, answer, self._end_ids)
+
+    def _start(self) -> None:
+        pipe = subprocess.PIPE
+        with self._log.open("a") as log:
+            self._process = subprocess.Popen(self._command, stdin=pipe, stdout=pipe, stderr=log, text=True)
+        try:
+            self.versions = self._hear()["versions"]
+        except RuntimeError:
+            self.close()
+            raise
+
+    def _ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        assert self._process is not None
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+        return self._hear()
 
     def _hear(self) -> dict[str, Any]:
         assert self._process is not None
@@ -55,7 +66,7 @@ class Peer:
         line = self._process.stdout.readline()
         if not line:
             code = self._process.wait()
-            self._process = None
+            self.close()
             raise RuntimeError(f"the process ended with exit code {code}, see {self._log}")
         answer = json.loads(line)
         if "error" in answer:

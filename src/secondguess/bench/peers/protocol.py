@@ -35,6 +35,9 @@ def serve(start: Callable[[dict[str, Any]], Decode], packages: tuple[str, ...]) 
     say({"ready": True, "versions": {name: version(name) for name in packages}})
     for line in sys.stdin:
         try:
-            say(decode(json.loads(line)) | {"peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024})
+            say(
+                decode(json.loads(line))
+                | {"peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
+            )
         except Exception as error:
             say({"error": f"{type(error).__name__}: {error}"})

@@ -15,7 +15,11 @@ def start(config: dict[str, Any]) -> Decode:
     from vllm import LLM, SamplingParams
     from vllm.inputs import TokensPrompt
 
-    drafting = {"method": "eagle3", "model": config["drafter"], "num_speculative_tokens": config["num_speculative_tokens"]}
+    drafting = {
+        "method": "eagle3",
+        "model": config["drafter"],
+        "num_speculative_tokens": config["num_speculative_tokens"],
+    }
     llm = LLM(
         config["model"],
         dtype=config["dtype"],
