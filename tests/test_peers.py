@@ -91,9 +91,9 @@ def test_a_peer_that_fails_says_why_each_time(peer, how: str, said: str) -> None
 def bench_with(target: HFTarget, peers: dict[str, Peer], rounds: int = 1) -> Bench:
     plain = parse_method("ar", TreeConfig())
     llms = {plain: LLM(target, method="ar", max_batch_size=1, max_model_len=64)}
-    llms |= {Method(name, PEER, TreeConfig()): p for name, p in peers.items()}
+    others = {Method(name, PEER, TreeConfig()): p for name, p in peers.items()}
     prompts = [Prompt("t", str(i), (7 if i == 1 else i + 1, 2)) for i in range(3)]
-    return Bench(llms, make_groups(prompts, 1), 1, (0.0, 1.0), 8, 0, rounds)
+    return Bench(llms, make_groups(prompts, 1), 1, (0.0, 1.0), 8, 0, rounds, others)
 
 
 def finish(bench: Bench, folder: Path) -> Findings:

@@ -97,9 +97,9 @@ def test_replay_is_live_decoding_cycle_by_cycle(target, drafters, typed, tempera
         assert len(ours) == len(theirs)
         for trace, (other, row) in zip(ours, theirs, strict=True):
             assert_same(trace, other, row)
-    again = [0] * len(PROMPTS)  # the speculator's slots are free again
-    replay(speculator, texts, lambda running, _: [again.__setitem__(i, again[i] + 1) for i in running])
-    assert again == [len(cycles) for cycles in live]
+    again: Counter[int] = Counter()  # the speculator's slots are free again
+    replay(speculator, texts, lambda running, _: again.update(running))
+    assert [again[i] for i in range(len(PROMPTS))] == [len(cycles) for cycles in live]
 
 
 def test_what_comes_after_the_end_is_what_plain_decoding_would_write(target, tmp_path) -> None:

@@ -89,7 +89,7 @@ def measure(ours: Sequence[Tally], baseline: Sequence[Tally] | None) -> dict[str
     drafted, accepted = (
         [sum(getattr(t, name)[level] for t in ours) for level in range(LEVELS)] for name in ("drafted", "accepted")
     )
-    per_prompt = [acceptance_length([t]) for t in ours if t.num_cycles]
+    per_prompt = [t.num_emitted / t.num_cycles for t in ours if t.num_cycles]
     gain = paired_gain(ours, baseline) if baseline is not None else None
     return {
         "num_prompts": len(ours),

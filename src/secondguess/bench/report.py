@@ -17,7 +17,6 @@ from secondguess.bench.peers.known import KNOWN, PEER
 from secondguess.bench.plan import shape
 from secondguess.bench.result import Key, Result
 from secondguess.bench.runner import Bench, keys
-from secondguess.llm import LLM
 from secondguess.methods import Method
 
 Row = dict[str, Any]
@@ -108,7 +107,6 @@ class Findings:
         """The numbers that a method computes with."""
         own = KNOWN[method.typed].mode if method.name == PEER else None
         plain = next(iter(self.bench.llms.values()))
-        assert isinstance(plain, LLM)
         return own or str(plain.target.spec.dtype).removeprefix("torch.")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import resource
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from secondguess.bench.audit import Audit, Job, audit
 from secondguess.bench.peers.process import Peer
@@ -21,15 +21,16 @@ WARM_UP_TOKENS = 8
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """What is run. ``llms``: one per method, plain decoding first; they share the target. Then the peers, if any."""
+    """What is run. ``llms``: one per method, plain decoding first; they share the target."""
 
-    llms: Mapping[Method, LLM | Peer]
+    llms: Mapping[Method, LLM]
     groups: Sequence[Group]
     batch_size: int
     temperatures: Sequence[float]
     max_new_tokens: int
     seed: int
     num_rounds: int = 1
+    peers: Mapping[Method, Peer] = field(default_factory=dict)
 
     @property
     def num_results(self) -> int:
@@ -37,7 +38,10 @@ class Bench:
 
     def methods(self, temperature: float) -> list[Method]:
         """Who takes part: peers are greedy."""
-        return [m for m, llm in self.llms.items() if temperature == 0 or isinstance(llm, LLM)]
+        return [*self.llms, *(self.peers if temperature == 0 else ())]
+
+    def decoder(self, method: Method) -> LLM | Peer:
+        return self.llms[method] if method in self.llms else self.peers[method]
 
     def job(self, group: Group, temperature: float) -> Job:
         params = [
@@ -72,11 +76,11 @@ def take(bench: Bench, group: Group, method: Method, temperature: float, round_:
     job, number = bench.job(group, temperature), round_ * len(bench.groups) + group.number
     where = keys(group, method, temperature, round_)
     try:
-        outputs = bench.llms[method].generate(job.prompts, job.params)
+        outputs = bench.decoder(method).generate(job.prompts, job.params)
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
         return [Result.failed(key, number, p.seed or 0, reason) for key, p in zip(where, job.params, strict=True)]
-    peak = peak_memory(bench.llms[method])
+    peak = peak_memory(bench.decoder(method))
     return [Result.of(key, number, output, peak) for key, output in zip(where, outputs, strict=True)]
 
 
@@ -108,7 +112,7 @@ def warm_up(bench: Bench, method: Method, temperature: float) -> None:
     """Let lazily made things be made before anything is timed."""
     params = SamplingParams(temperature=temperature, seed=0, max_tokens=WARM_UP_TOKENS, ignore_eos=True)
     prompts = [p.ids for p in bench.groups[0].prompts]
-    bench.llms[method].generate(prompts, [params] * len(prompts))
+    bench.decoder(method).generate(prompts, [params] * len(prompts))
 
 
 def audit_all(bench: Bench, results: Mapping[Key, Result]) -> dict[Key, Audit]:
@@ -116,9 +120,9 @@ def audit_all(bench: Bench, results: Mapping[Key, Result]) -> dict[Key, Audit]:
     plain = next(iter(bench.llms))
     found = {}
     for group, method, temperature, round_ in turns(bench):
-        llms = bench.llms[plain], bench.llms[method]
-        if not all(isinstance(llm, LLM) for llm in llms):
+        if method in bench.peers:
             continue
+        llms = bench.llms[plain], bench.llms[method]
         pairs = zip(keys(group, plain, temperature, round_), keys(group, method, temperature, round_), strict=True)
         for index, pair in enumerate(pairs):
             ours, theirs = (results[key] for key in pair)

@@ -46,7 +46,7 @@ def make_bench(
     peers = make_peers(args, target, longest) if args.peers else {}
     groups = make_groups(encoded, args.batch_size)
     seeds = args.max_new_tokens, args.seed, args.rounds
-    return Bench({**llms, **peers}, groups, args.batch_size, args.temperatures, *seeds)
+    return Bench(llms, groups, args.batch_size, args.temperatures, *seeds, peers)
 
 
 def make_peers(args: argparse.Namespace, target: HFTarget, longest: int) -> dict[Method, Peer]:
@@ -83,7 +83,7 @@ def open_store(args: argparse.Namespace, target: HFTarget, bench: Bench, record:
             [p.task, p.id, hashlib.sha256(str(p.ids).encode()).hexdigest()] for g in bench.groups for p in g.prompts
         ],
         "machine": record["machine"],
-        "peers": [method.typed for method in bench.llms if method.name == PEER],
+        "peers": [method.typed for method in bench.peers],
     }
     folder = args.out or Path("runs") / f"bench-{datetime.now():%Y%m%d-%H%M%S}"
     return Store(folder, flags | made_of, record["revision"])
@@ -93,7 +93,7 @@ def drafter_digests(bench: Bench, drafter: str | None) -> dict[str, str]:
     """SHA-256 of the weight files of every drafter that takes part."""
     digests = {}
     for method, llm in bench.llms.items():
-        if isinstance(llm, LLM) and method.has_drafter:
+        if method.has_drafter:
             folder = run(find_drafter, drafter, method.name, llm.target.embedding)
             files = sorted(folder.rglob("*.safetensors"))
             digests[method.name] = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()

@@ -89,7 +89,7 @@ def row(
 ) -> Row:
     other = next((m for m in tallies if m.typed == against and m.tree.budget == method.tree.budget), None)
     ours = [tallies[method][i] for i in part]
-    theirs = [tallies[other][i] for i in part] if other not in (None, method) else None
+    theirs = None if other is None or other == method else [tallies[other][i] for i in part]
     return {
         "method": method.typed,
         "task": task,
