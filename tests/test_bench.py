@@ -52,12 +52,21 @@ def test_metrics_equal_hand_computed_numbers() -> None:
     ]
     assert metrics.measure(ours, plain) == pytest.approx(
         {
-            "num_prompts": 2,
+            "num_prompts": 1,  # both are called "a"
             "num_tokens": 80,
             "num_cycles": 30,
             "acceptance_length": 81 / 30,
             "acceptance_length_nonlooping": 41 / 20,
+            "acceptance_length_mean": (41 / 20 + 40 / 10) / 2,
             "tokens_per_second": 40.0,
+            "speedup_low": 2.0,  # of two prompts, a resample is both of one, or one of each
+            "speedup_high": 4.0,
+            "speedup_median": 3.0,
+            "speedup_median_low": 2.0,
+            "speedup_median_high": 4.0,
+            "peak_memory_bytes": 0,
+            "num_failed": 0,
+            "error": None,
             "speedup_vs_ar": 3.0,  # 80 / 2 s over 80 / 6 s
             "speedup_micro": 3.0,
             "speedup_macro": (4.0 + 2.0) / 2,
@@ -173,7 +182,7 @@ def finish(bench: Bench, folder: Path) -> Findings:
     return Findings(bench, store.results, audit_all(bench, store.results))
 
 
-TIMES = ("_ms", "tokens_per_second", "speedup")
+TIMES = ("_ms", "tokens_per_second", "speedup", "memory")
 
 
 def untimed(rows):
@@ -213,7 +222,7 @@ def test_totals_are_over_all_tasks(target, tmp_path: Path) -> None:
 
 def test_methods_take_turns_within_a_prompt_and_rotate(target) -> None:
     bench = make(target, ["ngram"], [SMALL, TreeConfig(budget=3)])
-    order = [(group.number, method.typed, shape(method)["budget"]) for group, method, _ in turns(bench)]
+    order = [(group.number, method.typed, shape(method)["budget"]) for group, method, _, _ in turns(bench)]
     a, b, c = ("ar", 0), ("ngram", 6), ("ngram", 3)
     assert order == [(g, *m) for g, methods in enumerate(([a, b, c], [b, c, a], [c, a, b], [a, b, c])) for m in methods]
 
@@ -453,6 +462,8 @@ def lossy(tree, node_R):
         (["--tasks", "gsm9k"], "did you mean gsm8k?"),
         (["--tasks", "long.jsonl", "--method", "ar"], "task long, row 0: "),
         (["--drafter", "nowhere"], "no drafter 'nowhere'"),
+        (["--method", "ngram", "--grow-width", "4"], "--grow-width needs one of the methods eagle3.1, pr"),
+        (["--method", "ngram", "--out", "long.jsonl/run"], "long.jsonl/run cannot be a folder: "),
         (["--budgett", "3"], "unknown flag --budgett; did you mean --budget?"),
     ],
 )

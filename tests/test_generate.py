@@ -123,6 +123,8 @@ USAGE = [
     (["{target}", "hi", "--method", "pr", "--drafter", "{tiny}/drafters/eagle3.1"], "has no self-query"),
     (["{target}", "hi", "--method", "ar", "--drafter", "{tiny}/drafters/pr"], "--drafter needs one of the methods"),
     (["{target}", "hi", "--method", "ngram", "--show-tree"], "--show-tree needs one of the methods"),
+    (["{target}", "hi", "--method", "ar", "--budget", "5"], "--budget needs one of the methods ngram, eagle3.1, pr"),
+    (["{target}", "hi", "--method", "ngram", "--num-reconsider", "0"], "--num-reconsider needs one of the methods pr"),
     (["{target}", ""], "a prompt is empty"),
     (["{target}", LONG, "--method", "ar"], "a prompt has 2001 tokens, the context holds 1024"),
     (["{target}", "hi", "--temperature", "-1"], "temperature must be 0 or more, got -1.0"),

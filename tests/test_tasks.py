@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import sys
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from secondguess.bench.tasks import DATA_VARIABLE, TaskPrompt, evenly_spaced, load_tasks
+from secondguess.bench.hub import convert
+from secondguess.bench.tasks import DATA_VARIABLE, FOLDER, ORDER, TASKS, TaskPrompt, evenly_spaced, load_tasks
 from secondguess.errors import UserError
 
 
@@ -23,11 +26,11 @@ def write(path: Path, *lines: str) -> Path:
     return path
 
 
-def test_a_path_is_a_task_named_by_its_stem_and_only_first_turns_are_used(tmp_path: Path) -> None:
+def test_a_path_is_a_task_named_by_its_stem(tmp_path: Path) -> None:
     path = write(tmp_path / "mine.jsonl", row("a", "Hello?", "And then?"), "", row("b", "line\N{LINE SEPARATOR}two"))
     assert load_tasks([str(path)]) == [
-        TaskPrompt("mine", "a", "Hello?"),
-        TaskPrompt("mine", "b", "line\N{LINE SEPARATOR}two"),
+        TaskPrompt("mine", "a", ("Hello?", "And then?")),
+        TaskPrompt("mine", "b", ("line\N{LINE SEPARATOR}two",)),
     ]
 
 
@@ -36,12 +39,13 @@ def test_names_resolve_to_the_data_folder_and_the_flag_wins(tmp_path: Path, monk
         (tmp_path / folder).mkdir()
         write(tmp_path / folder / "gsm8k_test.jsonl", row(folder, "How many?"))
     monkeypatch.setenv(DATA_VARIABLE, str(tmp_path / "env"))
-    assert load_tasks(["gsm8k"]) == [TaskPrompt("gsm8k", "env", "How many?")]
-    assert load_tasks(["gsm8k"], tmp_path / "flag") == [TaskPrompt("gsm8k", "flag", "How many?")]
+    assert load_tasks(["gsm8k"]) == [TaskPrompt("gsm8k", "env", ("How many?",))]
+    assert load_tasks(["gsm8k"], tmp_path / "flag") == [TaskPrompt("gsm8k", "flag", ("How many?",))]
 
 
 def test_a_name_without_data_says_both_ways_to_give_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(DATA_VARIABLE, raising=False)
+    monkeypatch.setitem(sys.modules, "datasets", None)  # not installed
     for folder in (None, tmp_path):
         with pytest.raises(UserError, match=r"--data-dir or SECONDGUESS_DATA at a folder with mt_bench\.jsonl"):
             load_tasks(["mt_bench"], folder)
@@ -55,8 +59,8 @@ def test_an_unknown_name_is_answered_with_the_nearest(tmp_path: Path) -> None:
 def test_humaneval_is_wrapped_for_chat(tmp_path: Path) -> None:
     path = write(tmp_path / "h.jsonl", row("0", 'def f(d={}):\n    """Say {hi}."""\n', benchmark="humaneval"))
     (prompt,) = load_tasks([str(path)])
-    assert prompt.text.endswith('\n\n```python\ndef f(d={}):\n    """Say {hi}."""\n```')
-    assert "Python function" in prompt.text
+    assert prompt.turns[0].endswith('\n\n```python\ndef f(d={}):\n    """Say {hi}."""\n```')
+    assert "Python function" in prompt.turns[0]
 
 
 @pytest.mark.parametrize(
@@ -95,16 +99,81 @@ def test_two_tasks_of_one_name_are_refused(tmp_path: Path) -> None:
 
 
 def test_the_subset_is_evenly_spaced() -> None:
-    prompts = [TaskPrompt("t", str(i), "x") for i in range(10)]
+    prompts = [TaskPrompt("t", str(i), ("x",)) for i in range(10)]
     assert [p.id for p in evenly_spaced(prompts, 4)] == ["0", "2", "5", "7"]
+    assert [p.id for p in evenly_spaced(prompts, 4, seed=6)] == ["1", "3", "6", "8"]
     assert evenly_spaced(prompts, None) == evenly_spaced(prompts, 10) == evenly_spaced(prompts, 99) == prompts
 
 
-@given(st.integers(1, 60), st.integers(1, 60))
-def test_a_subset_has_the_wanted_size_in_order_and_no_row_twice(count: int, limit: int) -> None:
-    prompts = [TaskPrompt("t", str(i), "x") for i in range(count)]
-    chosen = [int(p.id) for p in evenly_spaced(prompts, limit)]
+@given(st.integers(1, 60), st.integers(1, 60), st.integers(0, 99))
+def test_a_subset_has_the_wanted_size_in_order_and_no_row_twice(count: int, limit: int, seed: int) -> None:
+    prompts = [TaskPrompt("t", str(i), ("x",)) for i in range(count)]
+    chosen = [int(p.id) for p in evenly_spaced(prompts, limit, seed)]
     assert len(chosen) == min(count, limit)
     assert chosen == sorted(set(chosen))
-    gaps = {b - a for a, b in pairwise(chosen)}
+    gaps = {b - a for a, b in pairwise([*chosen, chosen[0] + count])}  # around the corner, too
     assert not gaps or max(gaps) - min(gaps) <= 1
+
+
+def test_every_task_file_is_known_and_says_what_is_needed() -> None:
+    assert {path.stem for path in FOLDER.glob("*.toml")} == set(ORDER)
+    for name, task in TASKS.items():
+        assert "{turn}" in task.prompt, name
+        assert {"path", "split", "id", "turns"} <= set(task.hub), name
+        assert all((task.version, task.about, task.source, task.licence, task.file)), name
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "expected"),
+    [
+        ("gsm8k", {"question": "How many?", "answer": "2"}, {"id": "gsm8k/test/7", "turns": ["How many?"]}),
+        (
+            "math500",
+            {"problem": "$x$", "unique_id": "test/a/1.json"},
+            {"id": "math500/test/a/1.json", "turns": ["$x$"]},
+        ),
+        (
+            "mbpp",
+            {"task_id": 11, "text": "Add.", "test_list": ["assert f(1)", "assert f(2)"]},
+            {
+                "id": "mbpp/test/11",
+                "turns": ["Add.\nYour code should pass these tests:\n\nassert f(1)\nassert f(2)"],
+            },
+        ),
+        (
+            "mt_bench",
+            {"category": "writing", "prompt_id": 81, "prompt": ["Write {it}.", "Again."]},
+            {"id": "mt_bench/writing/81", "turns": ["Write {it}.", "Again."]},
+        ),
+        (
+            "livecodebench",
+            {"platform": "atcoder", "question_id": "a", "question_content": "Sum.", "starter_code": ""},
+            {"id": "livecodebench/atcoder/a", "turns": ["Sum."]},
+        ),
+    ],
+)
+def test_rows_of_the_hub_become_ours(name: str, row: dict, expected: dict) -> None:
+    assert convert(row, TASKS[name].hub, 7) == expected
+
+
+def test_without_a_folder_rows_come_from_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(DATA_VARIABLE, raising=False)
+    asked = []
+
+    def load_dataset(**where):
+        asked.append(where)
+        return [{"question": "How many?"}, {"question": "How few?"}]
+
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
+    assert load_tasks(["gsm8k"]) == [
+        TaskPrompt("gsm8k", "gsm8k/test/0", ("How many?",)),
+        TaskPrompt("gsm8k", "gsm8k/test/1", ("How few?",)),
+    ]
+    assert asked == [{"path": "openai/gsm8k", "name": "main", "split": "test"}]
+
+    def unreachable(**where):
+        raise ConnectionError("no route\nto the hub")
+
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=unreachable))
+    with pytest.raises(UserError, match=r"^the hub did not give task 'gsm8k' \(no route\): point --data-dir"):
+        load_tasks(["gsm8k"])

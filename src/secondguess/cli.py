@@ -23,6 +23,8 @@ COMMANDS = {
     "demo": "the default target decoded plainly, with EAGLE-3.1 and with PR, side by side",
     "generate": "continue prompts with one or more decoding methods",
     "bench": "acceptance length and speed of methods on tasks, timed live",
+    "eval": "acceptance of drafters on tasks by replay, without verification or timing",
+    "prepare": "training data: the target's own answers to your prompts",
     "train": "train an EAGLE-3.1 or PR drafter from a config file",
 }
 

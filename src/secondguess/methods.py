@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,6 +34,10 @@ class Method:
     def has_drafter(self) -> bool:
         return self.name in WITH_DRAFTER
 
+    @property
+    def uses(self) -> tuple[str, ...]:
+        return USES.get(self.name, ())
+
 
 def parse_method(text: str, tree: TreeConfig) -> Method:
     """Parse ``name[:setting=value,...]``; settings are TreeConfig fields (``m``, ``k``, ``gamma`` for short).
@@ -61,6 +66,15 @@ def _setting(name: str, text: str) -> tuple[str, int]:
     if not value.isdecimal():
         raise UserError(f"{key} must be a whole number, got {value!r}")
     return key, int(value)
+
+
+def refuse_unused(methods: Sequence[Method], tree: TreeConfig) -> None:
+    """Raises UserError when ``tree`` changes a default that none of the methods uses."""
+    for name in SHAPE:
+        changed = getattr(tree, name) != getattr(TreeConfig(), name)
+        if changed and not any(name in method.uses for method in methods):
+            users = ", ".join(method for method in METHODS if name in USES[method])
+            raise UserError(f"--{name.replace('_', '-')} needs one of the methods {users}")
 
 
 def split_methods(text: str) -> list[str]:

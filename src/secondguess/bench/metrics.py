@@ -11,10 +11,15 @@ from itertools import groupby
 from statistics import mean
 from typing import Any
 
+import numpy as np
+
 from secondguess.bench.result import Result
 from secondguess.types import Stats
 
 LOOP_NGRAM = 4
+RESAMPLES = 10_000
+INTERVAL = (2.5, 97.5)
+_INTERVALS = ("speedup_low", "speedup_high", "speedup_median", "speedup_median_low", "speedup_median_high")
 
 
 def is_looping(token_ids: Sequence[int]) -> bool:
@@ -28,6 +33,12 @@ def acceptance_length(results: Iterable[Result]) -> float | None:
     stats = [r.stats for r in results]
     cycles = sum(s.num_cycles for s in stats)
     return (sum(s.num_accepted for s in stats) + cycles) / cycles if cycles else None
+
+
+def acceptance_length_mean(results: Iterable[Result]) -> float | None:
+    """The mean over prompts of their acceptance lengths."""
+    each = [length for r in results if (length := acceptance_length([r])) is not None]
+    return mean(each) if each else None
 
 
 def group_costs(results: Sequence[Result]) -> list[tuple[int, Stats]]:
@@ -64,6 +75,25 @@ def speedup_macro(results: Sequence[Result], plain: Sequence[Result]) -> float |
     return mean(ratios) if ratios else None
 
 
+def speedup_intervals(results: Sequence[Result], plain: Sequence[Result]) -> dict[str, float | None]:
+    """The 95 % interval of the micro speedup, and the median of the groups' speedups with its own.
+
+    Percentile bootstrap over groups (prompts, at batch size 1); both methods' times of a group stay together.
+    """
+    pairs = list(zip(group_costs(results), group_costs(plain), strict=True))
+    table = [(n, ours.decode_s, m, theirs.decode_s) for (n, ours), (m, theirs) in pairs if n and m]
+    if not table:
+        return dict.fromkeys(_INTERVALS)
+    table_P4 = np.array(table)
+    picks_SP = np.random.default_rng(0).integers(len(table), size=(RESAMPLES, len(table)))
+    tokens_S, seconds_S, their_tokens_S, their_seconds_S = table_P4[picks_SP].sum(1).T
+    ratios_P = (table_P4[:, 0] / table_P4[:, 1]) / (table_P4[:, 2] / table_P4[:, 3])
+    micro_S = (tokens_S / seconds_S) / (their_tokens_S / their_seconds_S)
+    medians_S = np.median(ratios_P[picks_SP], 1)
+    found = [*np.percentile(micro_S, INTERVAL), np.median(ratios_P), *np.percentile(medians_S, INTERVAL)]
+    return dict(zip(_INTERVALS, map(float, found), strict=True))
+
+
 def identical(results: Sequence[Result], plain: Sequence[Result]) -> float:
     """The share of prompts whose token ids equal plain decoding's."""
     return mean(r.token_ids == p.token_ids for r, p in zip(results, plain, strict=True))
@@ -83,20 +113,33 @@ def milliseconds(results: Sequence[Result]) -> dict[str, float | None]:
 
 
 def measure(results: Sequence[Result], plain: Sequence[Result]) -> dict[str, Any]:
-    """The measured part of a bench row."""
-    flowing = [r for r, p in zip(results, plain, strict=True) if not is_looping(p.token_ids)]
-    micro = speedup_micro(results, plain)
+    """The measured part of a bench row, over the results for which neither method failed.
+
+    Where none is left, only counts.
+    """
+    errors = [r.error for r in results if r.error is not None]
+    pairs = [(r, p) for r, p in zip(results, plain, strict=True) if r.error is None and p.error is None]
+    failed = {"num_failed": len(errors), "error": errors[0] if errors else None}
+    if not pairs:
+        return {"num_prompts": 0, "num_tokens": 0, "num_cycles": 0, **failed}
+    ours, theirs = [r for r, _ in pairs], [p for _, p in pairs]
+    flowing = [r for r, p in pairs if not is_looping(p.token_ids)]
+    micro = speedup_micro(ours, theirs)
     return {
-        "num_prompts": len(results),
-        "num_tokens": sum(r.stats.num_tokens for r in results),
-        "num_cycles": sum(r.stats.num_cycles for r in results),
-        "acceptance_length": acceptance_length(results),
+        "num_prompts": len({(r.key.task, r.key.id) for r in ours}),
+        "num_tokens": sum(r.stats.num_tokens for r in ours),
+        "num_cycles": sum(r.stats.num_cycles for r in ours),
+        "acceptance_length": acceptance_length(ours),
         "acceptance_length_nonlooping": acceptance_length(flowing),
-        "tokens_per_second": tokens_per_second(results),
+        "acceptance_length_mean": acceptance_length_mean(ours),
+        "tokens_per_second": tokens_per_second(ours),
         "speedup_vs_ar": micro,
         "speedup_micro": micro,
-        "speedup_macro": speedup_macro(results, plain),
-        **milliseconds(results),
-        "identical_to_ar": identical(results, plain),
-        "looping": 1 - len(flowing) / len(results),
+        "speedup_macro": speedup_macro(ours, theirs),
+        **speedup_intervals(ours, theirs),
+        **milliseconds(ours),
+        "identical_to_ar": identical(ours, theirs),
+        "looping": 1 - len(flowing) / len(ours),
+        "peak_memory_bytes": max(r.peak_memory_bytes for r in ours),
+        **failed,
     }

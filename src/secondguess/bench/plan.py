@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from secondguess.config import TreeConfig
-from secondguess.methods import SHAPE, USES, Method, parse_method
+from secondguess.methods import SHAPE, Method, parse_method
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +17,7 @@ class Prompt:
     task: str
     id: str
     ids: tuple[int, ...]
+    stop: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,7 @@ class Group:
 
 def shape(method: Method) -> dict[str, int]:
     """What a bench row tells of a method's tree: 0 where the method has no use for a setting."""
-    return {name: getattr(method.tree, name) if name in USES[method.name] else 0 for name in SHAPE}
+    return {name: getattr(method.tree, name) if name in method.uses else 0 for name in SHAPE}
 
 
 def line_up(methods: Sequence[str], trees: Sequence[TreeConfig]) -> list[Method]:

@@ -16,6 +16,7 @@ class Key(NamedTuple):
     method: str  # as typed
     budget: int  # 0: the method drafts nothing
     temperature: float
+    round: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +30,17 @@ class Result:
     token_ids: tuple[int, ...]
     text: str
     stats: Stats
+    error: str | None = None  # why there is no text
+    peak_memory_bytes: int = 0  # of the process that decoded, so far
 
     @classmethod
-    def of(cls, key: Key, group: int, output: Output) -> Result:
-        return cls(key, group, output.seed, output.finish_reason, output.token_ids, output.text, output.stats)
+    def of(cls, key: Key, group: int, output: Output, peak_memory_bytes: int = 0) -> Result:
+        text = output.seed, output.finish_reason, output.token_ids, output.text
+        return cls(key, group, *text, output.stats, peak_memory_bytes=peak_memory_bytes)
+
+    @classmethod
+    def failed(cls, key: Key, group: int, seed: int, error: str) -> Result:
+        return cls(key, group, seed, "abort", (), "", Stats(0, 0, 0, 0, 0.0, 0.0, 0.0, 0.0, 0.0), error)
 
     @classmethod
     def from_line(cls, line: dict[str, Any]) -> Result:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 
 from secondguess.bench.audit import Audit, Job, audit
+from secondguess.bench.peers.process import Peer
 from secondguess.bench.plan import Group, prompt_seed, shape
 from secondguess.bench.result import Key, Result
 from secondguess.bench.store import Store
@@ -26,14 +29,28 @@ class Bench:
     temperatures: Sequence[float]
     max_new_tokens: int
     seed: int
+    num_rounds: int = 1
+    peers: Mapping[Method, Peer] = field(default_factory=dict)
 
     @property
     def num_results(self) -> int:
-        return sum(len(g.prompts) for g in self.groups) * len(self.llms) * len(self.temperatures)
+        return sum(len(keys(*turn)) for turn in turns(self))
+
+    def methods(self, temperature: float) -> list[Method]:
+        """Who takes part: peers are greedy."""
+        return [*self.llms, *(self.peers if temperature == 0 else ())]
+
+    def decoder(self, method: Method) -> LLM | Peer:
+        return self.llms[method] if method in self.llms else self.peers[method]
 
     def job(self, group: Group, temperature: float) -> Job:
         params = [
-            SamplingParams(temperature=temperature, seed=prompt_seed(self.seed, p.id), max_tokens=self.max_new_tokens)
+            SamplingParams(
+                temperature=temperature,
+                seed=prompt_seed(self.seed, p.id),
+                max_tokens=self.max_new_tokens,
+                stop=p.stop,
+            )
             for p in group.prompts
         ]
         return Job([p.ids for p in group.prompts], params)
@@ -44,48 +61,71 @@ def run(bench: Bench, store: Store, on_result: Callable[[Result], None]) -> None
     for result in store.results.values():
         on_result(result)
     todo = [turn for turn in turns(bench) if not all(key in store.results for key in keys(*turn))]
-    for method, temperature in dict.fromkeys((method, t) for _, method, t in todo):
-        warm_up(bench, method, temperature)
-    for group, method, temperature in todo:
-        job = bench.job(group, temperature)
-        outputs = bench.llms[method].generate(job.prompts, job.params)
-        made = zip(keys(group, method, temperature), outputs, strict=True)
-        results = [Result.of(key, group.number, output) for key, output in made]
+    for method, temperature in dict.fromkeys((method, t) for _, method, t, _ in todo):
+        with suppress(RuntimeError):  # a peer that cannot start says so in its results
+            warm_up(bench, method, temperature)
+    for turn in todo:
+        results = take(bench, *turn)
         store.add(results)
         for result in results:
             on_result(result)
 
 
-def turns(bench: Bench) -> Iterator[tuple[Group, Method, float]]:
-    """Every method has a group before anyone has the next; who begins rotates."""
-    methods = list(bench.llms)
-    for group in bench.groups:
-        start = group.number % len(methods)
-        for temperature in bench.temperatures:
-            for method in methods[start:] + methods[:start]:
-                yield group, method, temperature
+def take(bench: Bench, group: Group, method: Method, temperature: float, round_: int) -> list[Result]:
+    """One turn. A failure is a result, too."""
+    job, number = bench.job(group, temperature), round_ * len(bench.groups) + group.number
+    where = keys(group, method, temperature, round_)
+    try:
+        outputs = bench.decoder(method).generate(job.prompts, job.params)
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        return [Result.failed(key, number, p.seed or 0, reason) for key, p in zip(where, job.params, strict=True)]
+    peak = peak_memory(bench.decoder(method))
+    return [Result.of(key, number, output, peak) for key, output in zip(where, outputs, strict=True)]
 
 
-def keys(group: Group, method: Method, temperature: float) -> list[Key]:
+def peak_memory(llm: LLM | Peer) -> int:
+    """Bytes. Our own methods share a process, so each has what all needed so far."""
+    if isinstance(llm, Peer):
+        return llm.peak_memory_bytes
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def turns(bench: Bench) -> Iterator[tuple[Group, Method, float, int]]:
+    """Every method has a group before anyone has the next; who begins rotates, and every other round runs backwards."""
+    for round_ in range(bench.num_rounds):
+        for group in bench.groups:
+            for temperature in bench.temperatures:
+                methods = bench.methods(temperature)
+                start = group.number % len(methods)
+                order = methods[start:] + methods[:start]
+                for method in reversed(order) if round_ % 2 else order:
+                    yield group, method, temperature, round_
+
+
+def keys(group: Group, method: Method, temperature: float, round_: int = 0) -> list[Key]:
     """Of the results of one turn."""
-    return [Key(p.task, p.id, method.typed, shape(method)["budget"], temperature) for p in group.prompts]
+    return [Key(p.task, p.id, method.typed, shape(method)["budget"], temperature, round_) for p in group.prompts]
 
 
 def warm_up(bench: Bench, method: Method, temperature: float) -> None:
     """Let lazily made things be made before anything is timed."""
     params = SamplingParams(temperature=temperature, seed=0, max_tokens=WARM_UP_TOKENS, ignore_eos=True)
-    bench.llms[method].generate([p.ids for p in bench.groups[0].prompts], params)
+    prompts = [p.ids for p in bench.groups[0].prompts]
+    bench.decoder(method).generate(prompts, [params] * len(prompts))
 
 
 def audit_all(bench: Bench, results: Mapping[Key, Result]) -> dict[Key, Audit]:
-    """Judge every result whose tokens differ from plain decoding's."""
+    """Judge every result whose tokens differ from plain decoding's. Other engines need not give the same text."""
     plain = next(iter(bench.llms))
     found = {}
-    for group, method, temperature in turns(bench):
-        pairs = zip(keys(group, plain, temperature), keys(group, method, temperature), strict=True)
+    for group, method, temperature, round_ in turns(bench):
+        if method in bench.peers:
+            continue
+        llms = bench.llms[plain], bench.llms[method]
+        pairs = zip(keys(group, plain, temperature, round_), keys(group, method, temperature, round_), strict=True)
         for index, pair in enumerate(pairs):
-            ours, theirs = (results[key].token_ids for key in pair)
-            if ours != theirs:
-                llms = bench.llms[plain], bench.llms[method]
-                found[pair[1]] = audit(llms, bench.job(group, temperature), index, (ours, theirs))
+            ours, theirs = (results[key] for key in pair)
+            if ours.token_ids != theirs.token_ids and not (ours.error or theirs.error):
+                found[pair[1]] = audit(llms, bench.job(group, temperature), index, (ours.token_ids, theirs.token_ids))
     return found

@@ -7,16 +7,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from secondguess.atomic import check_folder
 from secondguess.bench.result import Key, Result
 from secondguess.errors import UserError
 
 
 class Store:
-    """The results of one run. Raises UserError if the folder holds a run with other settings."""
+    """The results of one run. Raises UserError if it cannot be a folder, or holds a run with other settings."""
 
     def __init__(self, folder: Path, settings: dict[str, Any], revision: str) -> None:
         self.folder, self.revision = folder, revision
         self.results: dict[Key, Result] = {}
+        check_folder(folder)
         folder.mkdir(parents=True, exist_ok=True)
         self._claim(folder / "settings.json", json.loads(json.dumps(settings)))
         self._requests = folder / "requests.jsonl"
@@ -45,4 +47,4 @@ class Store:
         if len(whole) < len(data):  # the run was killed while it wrote its last line
             self._requests.write_bytes(whole)
         results = [Result.from_line(json.loads(line)) for line in whole.splitlines()]
-        self.results = {r.key: r for r in results}
+        self.results = {r.key: r for r in results if r.error is None}  # what failed is tried again

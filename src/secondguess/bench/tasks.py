@@ -1,101 +1,135 @@
-"""Benchmark prompts: JSONL rows ``{"id", "benchmark", "turns", "reference"}``, by name or by path."""
+"""Benchmark prompts: a named task's file or hub data set, or any JSONL of ``{"id", "benchmark", "turns"}``.
+
+A named task is a file ``secondguess/tasks/NAME.toml`` that says where its rows are, how a turn becomes a prompt, where
+answers stop, and under which licence.
+"""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from secondguess.bench.hub import hub_rows
 from secondguess.errors import UserError, did_you_mean
 
 DATA_VARIABLE = "SECONDGUESS_DATA"
-FILES = {
-    "gsm8k": "gsm8k_test.jsonl",
-    "math500": "math500.jsonl",
-    "aime25": "aime25.jsonl",
-    "humaneval": "humaneval.jsonl",
-    "mbpp": "mbpp_test.jsonl",
-    "livecodebench": "livecodebench_v5.jsonl",
-    "mt_bench": "mt_bench.jsonl",
-}
-# By the row's "benchmark". HumanEval's turn is bare code, which a chat model would not know what to do with.
-WRAPPERS = {
-    "humaneval": "Write the body of the Python function below, so that it does what its docstring says. "
-    "Answer with the whole function.\n\n```python\n{}\n```"
-}
+FOLDER = Path(__file__).parent.parent / "tasks"
+ORDER = ("gsm8k", "math500", "aime25", "humaneval", "mbpp", "livecodebench", "mt_bench")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Task:
+    """What a task file says. ``prompt`` is the user's message, with ``{turn}`` in it."""
+
+    version: int
+    about: str
+    source: str
+    licence: str
+    file: str
+    prompt: str
+    stop: tuple[str, ...]
+    hub: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, path: Path) -> Task:
+        fields = tomllib.loads(path.read_text(encoding="utf-8"))
+        return cls(**fields | {"stop": tuple(fields["stop"])})
+
+
+TASKS = {name: Task.of(FOLDER / f"{name}.toml") for name in ORDER}
 
 
 @dataclass(frozen=True, slots=True)
 class TaskPrompt:
-    """One prompt of a task, as the user's message of a chat."""
+    """A row of a task: what the user says, turn by turn."""
 
     task: str
     id: str
-    text: str
+    turns: tuple[str, ...]
+    stop: tuple[str, ...] = ()
 
 
-def load_tasks(names: Sequence[str], data_dir: Path | None = None, limit: int | None = None) -> list[TaskPrompt]:
-    """The prompts of all tasks, in order. Of a conversation (mt_bench) only the first turn is used.
+def load_tasks(
+    names: Sequence[str], data_dir: Path | None = None, limit: int | None = None, seed: int = 0
+) -> list[TaskPrompt]:
+    """The prompts of all tasks, in order.
 
-    A name of ``FILES`` is looked up in ``data_dir``, else in the folder that SECONDGUESS_DATA names; anything else is
-    the path of a JSONL file, whose stem names the task. ``limit`` takes that many rows of each task, evenly spaced over
-    the file (so mt_bench's categories all have their share), the same ones in every run.
+    A name of ``TASKS`` is looked up in ``data_dir``, else in the folder that SECONDGUESS_DATA names, else on the hub;
+    anything else is the path of a JSONL file, whose stem names the task. ``limit`` takes that many rows of each task,
+    evenly spaced over it (so mt_bench's categories all have their share) from row ``seed`` on: the same in every run.
 
     Raises UserError when a task cannot be found or a file is broken.
     """
     prompts: dict[str, list[TaskPrompt]] = {}
     for name in names:
-        path = find_task(name, data_dir)
-        task = name if name in FILES else path.stem
+        task = name if name in TASKS else find_file(name).stem
         if task in prompts:
             raise UserError(f"two tasks are called {task!r}: give each once, under a name of its own")
-        prompts[task] = evenly_spaced(read_task(path, task), limit)
+        prompts[task] = evenly_spaced(read_task(name, task, data_dir), limit, seed)
     return [prompt for task in prompts.values() for prompt in task]
 
 
-def find_task(name: str, data_dir: Path | None) -> Path:
-    """The file of a task. Raises UserError when there is none."""
-    if name not in FILES:
-        path = Path(name).expanduser()
-        if not path.is_file():
-            known = f"the names are {', '.join(FILES)}{did_you_mean(name, FILES)}"
-            raise UserError(f"no task {name!r}: no such file, and {known}")
-        return path
+def read_task(name: str, task: str, data_dir: Path | None) -> list[TaskPrompt]:
+    """All prompts of a named task or a file."""
+    if name not in TASKS:
+        return parse(read_jsonl(find_file(name)), task, None)
     from_variable = os.environ.get(DATA_VARIABLE)
     folder = data_dir or (Path(from_variable) if from_variable else None)
-    where = f"point --data-dir or {DATA_VARIABLE} at a folder with {FILES[name]}, or give the path of a JSONL file"
+    known, where = TASKS[name], f"point --data-dir or {DATA_VARIABLE} at a folder with {TASKS[name].file}"
     if folder is None:
-        raise UserError(f"task {name!r} not found: {where}")
-    path = folder.expanduser() / FILES[name]
+        return parse(hub_rows(name, known.hub, where), task, known)
+    path = folder.expanduser() / known.file
     if not path.is_file():
         raise UserError(f"task {name!r} not found in {folder}: {where}")
+    return parse(read_jsonl(path), task, known)
+
+
+def find_file(name: str) -> Path:
+    path = Path(name).expanduser()
+    if not path.is_file():
+        known = f"the names are {', '.join(TASKS)}{did_you_mean(name, TASKS)}"
+        raise UserError(f"no task {name!r}: no such file, and {known}")
     return path
 
 
-def read_task(path: Path, task: str) -> list[TaskPrompt]:
-    """All prompts of a file. Raises UserError with file and line at the first broken row."""
-    prompts: dict[str, TaskPrompt] = {}
+def read_jsonl(path: Path) -> Iterable[tuple[str, Any]]:
+    """Rows, each with the name of its place. Raises UserError with file and line at a line that is no JSON."""
     # Bytes: str.splitlines would also split at U+2028, which JSON allows inside strings.
     for number, line in enumerate(path.read_bytes().splitlines(), 1):
-        if not line.strip():
-            continue
+        if line.strip():
+            try:
+                row = json.loads(line)
+            except ValueError as error:
+                raise UserError(f"{path}:{number}: {error}") from error
+            yield f"{path}:{number}", row
+
+
+def parse(rows: Iterable[tuple[str, Any]], task: str, known: Task | None) -> list[TaskPrompt]:
+    """Raises UserError, with its place, at the first broken row."""
+    prompts: dict[str, TaskPrompt] = {}
+    for place, row in rows:
         try:
-            prompt = parse_row(json.loads(line), task)
+            prompt = parse_row(row, task, known)
         except ValueError as error:
-            raise UserError(f"{path}:{number}: {error}") from error
+            raise UserError(f"{place}: {error}") from error
         if prompt.id in prompts:
-            raise UserError(f"{path}:{number}: id {prompt.id!r} was used by an earlier row")
+            raise UserError(f"{place}: id {prompt.id!r} was used by an earlier row")
         prompts[prompt.id] = prompt
     if not prompts:
-        raise UserError(f"{path} has no prompts")
+        raise UserError(f"task {task} has no prompts")
     return list(prompts.values())
 
 
-def parse_row(row: Any, task: str) -> TaskPrompt:
-    """Raises ValueError when ``row`` is not an object with a text "id" and a non-empty list of texts "turns"."""
+def parse_row(row: Any, task: str, known: Task | None) -> TaskPrompt:
+    """Raises ValueError when ``row`` is not an object with a text "id" and a non-empty list of texts "turns".
+
+    A row of a file is formatted as the named task that its "benchmark" says it comes from, if any.
+    """
     if not isinstance(row, dict):
         raise ValueError('a row must be an object like {"id": "1", "turns": ["..."]}')
     if not isinstance(row.get("id"), str):
@@ -103,11 +137,13 @@ def parse_row(row: Any, task: str) -> TaskPrompt:
     turns = row.get("turns")
     if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) and turn.strip() for turn in turns):
         raise ValueError('"turns" must be a list of one or more texts')
-    wrapper = WRAPPERS.get(str(row.get("benchmark")))
-    return TaskPrompt(task, row["id"], wrapper.format(turns[0].rstrip()) if wrapper else turns[0])
+    known = known or TASKS.get(str(row.get("benchmark")))
+    if known is None or known.prompt == "{turn}":
+        return TaskPrompt(task, row["id"], tuple(turns), known.stop if known else ())
+    return TaskPrompt(task, row["id"], tuple(known.prompt.replace("{turn}", t.rstrip()) for t in turns), known.stop)
 
 
-def evenly_spaced(prompts: list[TaskPrompt], limit: int | None) -> list[TaskPrompt]:
+def evenly_spaced(prompts: list[TaskPrompt], limit: int | None, seed: int = 0) -> list[TaskPrompt]:
     if limit is None or limit >= len(prompts):
         return prompts
-    return [prompts[i * len(prompts) // limit] for i in range(limit)]
+    return [prompts[i] for i in sorted((i * len(prompts) // limit + seed) % len(prompts) for i in range(limit))]

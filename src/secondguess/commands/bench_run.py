@@ -4,51 +4,86 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import tempfile
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from secondguess.bench.plan import Prompt, make_groups
+import torch
+
+from secondguess.bench.peers.known import PEER, choose_peers, make_peer
+from secondguess.bench.peers.process import Peer
+from secondguess.bench.plan import make_groups
 from secondguess.bench.runner import Bench
 from secondguess.bench.store import Store
 from secondguess.bench.tasks import TaskPrompt
-from secondguess.commands.compare import prompt_ids
-from secondguess.drafter.shipped import find_drafter
+from secondguess.commands.conversations import encode_all
+from secondguess.config import TreeConfig
+from secondguess.drafter.shipped import find_drafter, shipped_for
 from secondguess.engine.thread import run
 from secondguess.errors import UserError
 from secondguess.llm import LLM
 from secondguess.methods import Method
 from secondguess.target.hf import HFTarget
+from secondguess.target.load import forms_of
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
-def make_bench(args: argparse.Namespace, target: HFTarget, methods: list[Method], prompts: list[TaskPrompt]) -> Bench:
-    """Prompts as token ids, and one LLM per method with just the room that they need."""
-    encoded = [encode(target, prompt) for prompt in prompts]
+CONVERSATION_BATCH = 16  # first answers are decoded together, whatever is timed
+
+
+def make_bench(
+    args: argparse.Namespace, target: HFTarget, methods: list[Method], prompts: list[TaskPrompt], console: Console
+) -> Bench:
+    """Prompts as token ids, one LLM per method with just the room that they need, and the peers."""
+    encoded = encode_all(target, prompts, args.max_new_tokens, CONVERSATION_BATCH, console)
     longest = max(len(prompt.ids) for prompt in encoded) + args.max_new_tokens
     room = {"max_batch_size": args.batch_size, "max_model_len": min(longest, target.spec.context_len)}
     drafters = {m: args.drafter if m.has_drafter else None for m in methods}
     llms = {m: LLM(target, drafter, method=m.typed, tree=m.tree, **room) for m, drafter in drafters.items()}
+    peers = make_peers(args, target, longest) if args.peers else {}
     groups = make_groups(encoded, args.batch_size)
-    return Bench(llms, groups, args.batch_size, args.temperatures, args.max_new_tokens, args.seed)
+    seeds = args.max_new_tokens, args.seed, args.rounds
+    return Bench(llms, groups, args.batch_size, args.temperatures, *seeds, peers)
 
 
-def encode(target: HFTarget, prompt: TaskPrompt) -> Prompt:
-    try:
-        return Prompt(prompt.task, prompt.id, tuple(prompt_ids(target, prompt.text)))
-    except UserError as error:
-        raise UserError(f"task {prompt.task}, row {prompt.id}: {error}") from error
+def make_peers(args: argparse.Namespace, target: HFTarget, longest: int) -> dict[Method, Peer]:
+    """Raises UserError when a peer cannot take part."""
+    if args.batch_size != 1:
+        raise UserError("peers decode one prompt at a time: leave --batch-size at 1")
+    forms = forms_of(args.target)
+    chosen = choose_peers(args.peers, forms)
+    drafter = run(shipped_for, target.embedding).get("eagle3.1")
+    if "vllm:eagle3" in chosen and drafter is None:
+        raise UserError("peer vllm:eagle3 needs a shipped eagle3.1 drafter, and none ships for this target")
+    common = {
+        "threads": torch.get_num_threads(),
+        "dtype": args.dtype,
+        "max_len": min(longest + 1, target.spec.context_len),
+        "drafter": str(drafter),
+    }
+    logs = Path(tempfile.mkdtemp(prefix="secondguess-peers-"))
+    return {
+        Method(name, PEER, TreeConfig()): make_peer(
+            name, forms, common, sorted(target.spec.eos_token_ids), logs / f"{name.replace(':', '-')}.log"
+        )
+        for name in chosen
+    }
 
 
-def open_store(args: argparse.Namespace, bench: Bench, record: dict[str, Any]) -> Store:
+def open_store(args: argparse.Namespace, target: HFTarget, bench: Bench, record: dict[str, Any]) -> Store:
     """The run folder. A result may be continued only with what would have given the same one, on the same machine."""
     flags = {name: value for name, value in vars(args).items() if name not in ("out", "json", "data_dir", "tasks")}
     made_of = {
-        "target_weights": next(iter(bench.llms.values())).target.fingerprint,
+        "target_weights": target.fingerprint,
         "drafter_weights": drafter_digests(bench, args.drafter),
         "prompts": [
             [p.task, p.id, hashlib.sha256(str(p.ids).encode()).hexdigest()] for g in bench.groups for p in g.prompts
         ],
         "machine": record["machine"],
+        "peers": [method.typed for method in bench.peers],
     }
     folder = args.out or Path("runs") / f"bench-{datetime.now():%Y%m%d-%H%M%S}"
     return Store(folder, flags | made_of, record["revision"])

@@ -18,7 +18,7 @@ from secondguess.engine.thread import run
 from secondguess.errors import UserError
 from secondguess.llm import LLM
 from secondguess.methods import parse_method
-from secondguess.prompts import encode
+from secondguess.prompts import Message, encode
 from secondguess.target.hf import HFTarget
 from secondguess.target.load import load_target
 from secondguess.types import SamplingParams
@@ -52,14 +52,15 @@ def make_llms(
     return llms
 
 
-def prompt_ids(target: HFTarget, prompt: str, raw: bool = False) -> list[int]:
-    """The prompt as a user's message in the chat template, or as plain text if ``raw`` or without a template.
+def prompt_ids(target: HFTarget, prompt: str | list[Message], raw: bool = False) -> list[int]:
+    """The prompt, or a whole conversation, in the chat template, or as plain text if ``raw`` or without a template.
 
     Raises UserError if it leaves no room for an answer.
     """
     assert target.tokenizer, "targets that are loaded by name have one"
     chat = not raw and target.tokenizer.chat_template
-    ids = list(encode(target.tokenizer, [{"role": "user", "content": prompt}] if chat else prompt))
+    messages: list[Message] = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    ids = list(encode(target.tokenizer, messages if chat else "\n".join(m["content"] for m in messages)))
     if len(ids) >= target.spec.context_len:
         raise UserError(f"a prompt has {len(ids)} tokens, the context holds {target.spec.context_len}: shorten it")
     return ids

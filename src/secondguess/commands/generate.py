@@ -12,7 +12,7 @@ from secondguess.commands.options import add_dataclass, from_args
 from secondguess.commands.record import add_json, make_record, write_json
 from secondguess.config import TreeConfig
 from secondguess.errors import UserError
-from secondguess.methods import METHODS, WITH_DRAFTER, parse_method, split_methods
+from secondguess.methods import METHODS, WITH_DRAFTER, parse_method, refuse_unused, split_methods
 from secondguess.types import SamplingParams
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     tree, params = from_args(TreeConfig, args), from_args(SamplingParams, args, max_tokens=args.max_new_tokens)
     methods = [parse_method(text, tree) for text in split_methods(args.method)]
+    refuse_unused(methods, tree)
     if not any(method.has_drafter for method in methods):
         for flag in ("drafter", "show_tree"):
             if getattr(args, flag):

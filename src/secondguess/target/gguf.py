@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -21,6 +20,7 @@ import torch
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from secondguess.cache import cache_dir
 from secondguess.errors import UserError
 from secondguess.target.pretrained import load_whole
 from secondguess.target.quiet import quiet_transformers
@@ -28,13 +28,6 @@ from secondguess.target.quiet import quiet_transformers
 MAGIC = b"GGUF"
 MANIFEST = "manifest.json"
 FORMAT = "1"  # part of the folder's name; raise it when the conversion changes
-
-
-def cache_dir() -> Path:
-    """``$SECONDGUESS_CACHE``, else ``$XDG_CACHE_HOME/secondguess``, else ``~/.cache/secondguess``."""
-    if own := os.environ.get("SECONDGUESS_CACHE"):
-        return Path(own)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "secondguess"
 
 
 def converted(source: Path, say: Callable[[str], None]) -> Path:

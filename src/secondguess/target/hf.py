@@ -1,11 +1,11 @@
-"""An unmodified transformers causal language model as a target.
+"""A transformers causal language model as a target.
 
 R requests, N rows, H hidden size, V vocabulary, L tapped layers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +18,8 @@ from secondguess.errors import UserError
 from secondguess.target import attention
 from secondguess.target.base import TargetSpec, default_tap_layers
 from secondguess.target.fingerprint import weights_fingerprint
-from secondguess.target.linear import can_pack, pack_linears
+from secondguess.target.lean import LeanDecoder, fits
+from secondguess.target.linear import can_pack, pack_linears, packed
 from secondguess.types import Rows, TargetOut
 
 # Linear layers round one row alone differently (see ``linear``), and take longer for one than for four.
@@ -32,7 +33,7 @@ def check_family(config: PreTrainedConfig) -> None:
 
 
 class HFTarget:
-    """Takes the model over: our attention, packed linear layers on the CPU, hooks on the tapped layers.
+    """Takes the model over, with our own forward where there is one for it, else with transformers' own.
 
     Raises UserError for a model type outside ``FAMILIES`` (SmolLM and SmolLM2 are ``llama``).
     """
@@ -47,11 +48,10 @@ class HFTarget:
         self.embedding: Tensor = model.get_input_embeddings().weight
         self.head_weight: Tensor = model.get_output_embeddings().weight
         self._softcap: float | None = getattr(model.config, "final_logit_softcapping", None)
-        if can_pack(model):
-            pack_linears(model)
-        model.set_attn_implementation(attention.NAME)
-        for layer in self.spec.tap_layers:
-            model.base_model.layers[layer].register_forward_pre_hook(tap(layer), with_kwargs=True)
+        self._decode: Callable[[attention.Step], Tensor] = (LeanDecoder if fits(model) else GenericDecoder)(
+            model, self.spec.tap_layers
+        )
+        self._head = packed(model.get_output_embeddings())
 
     def new_cache(self, num_slots: int, num_columns: int) -> SlotCache:
         """``num_columns``: the longest text plus the rows of one pass."""
@@ -64,22 +64,34 @@ class HFTarget:
         n = rows.tokens_RN.shape[1]
         rows = _at_least(rows, MIN_ROWS)
         step = attention.Step(rows, cache)
-        out = self.model.base_model(
-            input_ids=rows.tokens_RN,
-            position_ids=rows.positions_RN,
-            use_cache=False,
-            step=step,
-        )
-        hidden_RNH = out.last_hidden_state
+        hidden_RNH = self._decode(step)
         taps_RNLH = torch.stack([step.taps_RNH[layer] for layer in self.spec.tap_layers], 2)
         logits_RNV = self._logits(hidden_RNH[:, -MIN_ROWS:] if last_only else hidden_RNH)
         return TargetOut(hidden_RNH[:, :n], taps_RNLH[:, :n], logits_RNV[:, -1:] if last_only else logits_RNV[:, :n])
 
     def _logits(self, hidden_RNH: Tensor) -> Tensor:
-        logits_RNV = self.model.get_output_embeddings()(hidden_RNH)
+        logits_RNV = self._head(hidden_RNH)
         if self._softcap is None:
             return logits_RNV
         return torch.tanh(logits_RNV / self._softcap) * self._softcap
+
+
+class GenericDecoder:
+    """The model's own forward, unmodified but for our attention and packed linear layers; hooks catch the taps."""
+
+    def __init__(self, model: Any, tap_layers: Collection[int]) -> None:
+        self.model = model.base_model
+        if can_pack(model):
+            pack_linears(self.model)
+        model.set_attn_implementation(attention.NAME)
+        for layer in tap_layers:
+            self.model.layers[layer].register_forward_pre_hook(tap(layer), with_kwargs=True)
+
+    def __call__(self, step: attention.Step) -> Tensor:
+        """The rows' states after the final norm; ``step`` keeps the inputs of the tapped layers."""
+        rows = step.rows
+        out = self.model(input_ids=rows.tokens_RN, position_ids=rows.positions_RN, use_cache=False, step=step)
+        return out.last_hidden_state
 
 
 def tap(layer: int) -> Callable[[object, tuple[Tensor, ...], dict[str, Any]], None]:

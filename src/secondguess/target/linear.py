@@ -25,6 +25,11 @@ class PackedLinear(nn.Module):
         return torch.ops.mkldnn._linear_pointwise(x, self._packed, self.bias, "none", [], "")
 
 
+def packed(linear: nn.Linear) -> nn.Module:
+    """The layer with its weights packed if they can be."""
+    return PackedLinear(linear) if can_pack(linear) else linear
+
+
 def can_pack(model: nn.Module) -> bool:
     """Whether all weights are float32 on the CPU and this build of PyTorch has the (private) oneDNN operators."""
     if not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, "_reorder_linear_weight"):

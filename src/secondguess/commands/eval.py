@@ -1,0 +1,53 @@
+"""``secondguess eval``: tau and acceptance of drafters by replay over plain decoding's texts; nothing is timed."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from secondguess.commands.record import add_json, make_record, write_json
+from secondguess.commands.workload import add_workload, check
+from secondguess.errors import UserError
+
+if TYPE_CHECKING:
+    from secondguess.methods import Method
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_workload(parser, "what drafts nothing is left out")
+    together = "texts decoded or replayed together; changes no result (default: 16)"
+    parser.add_argument("--batch-size", type=int, default=16, metavar="INT", help=together)
+    against = "the method that gains are counted over, at the same budget (default: the first)"
+    parser.add_argument("--against", metavar="METHOD", help=against)
+    add_json(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    methods, prompts = check(args)
+    methods = [m for m in methods if m.name != "ar"]
+    against = baseline(methods, args.against)
+
+    from rich.console import Console
+
+    from secondguess.commands.compare import load, stdout_console
+    from secondguess.commands.eval_run import evaluate
+    from secondguess.commands.show_eval import rich_tables
+
+    target = load(args.target, args.dtype)
+    rows = evaluate(args, target, methods, against, prompts, Console(stderr=True, highlight=False))
+    if args.json:
+        write_json(args.json, make_record(), "rows", rows)
+    console = stdout_console()
+    for table in rich_tables(rows, against):
+        console.print(table, "")
+    return 0
+
+
+def baseline(methods: list[Method], typed: str | None) -> str:
+    """The method that others are compared with. Raises UserError when it does not take part, or nothing drafts."""
+    if not methods:
+        raise UserError("nothing to replay: name a method that drafts")
+    names = list(dict.fromkeys(m.typed for m in methods))
+    if typed is not None and typed not in names:
+        raise UserError(f"--against {typed} is none of the methods that draft: {', '.join(names)}")
+    return typed or names[0]

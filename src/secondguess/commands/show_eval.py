@@ -1,0 +1,50 @@
+"""The tables of ``eval``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
+
+DEPTHS_SHOWN = 3
+COLUMNS = ("method", "budget", "tau", "no loops", "gain", "95 %", "depth 1", "2", "3", "refined: drafted", "accepted")
+
+
+def rich_tables(rows: Sequence[dict[str, Any]], against: str) -> list[Table]:
+    """One per task and temperature."""
+    tables = []
+    for (task, temperature), group in groupby(rows, lambda row: (row["task"], row["temperature"])):
+        part = list(group)
+        count, looping = part[0]["num_prompts"], part[0]["looping"]
+        title = f"{task}, T = {temperature:g}, {count} prompt{'s' if count > 1 else ''}, {looping:.0%} looping; "
+        title += f"gain in tau over {against}"
+        tables.append(table := Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0)))
+        for heading in COLUMNS:
+            table.add_column(heading, justify="left" if heading == "method" else "right")
+        for row in part:
+            table.add_row(*map(Text, cells(row)))
+    return tables
+
+
+def cells(row: dict[str, Any]) -> list[str]:
+    depths = [*row["acceptance_by_depth"], *[None] * DEPTHS_SHOWN][:DEPTHS_SHOWN]
+    interval = "" if row["gain"] is None else f"{row['gain_low']:+.1%} to {row['gain_high']:+.1%}"
+    return [
+        row["method"],
+        str(row["budget"]),
+        number(row["acceptance_length"], "{:.2f}"),
+        number(row["acceptance_length_nonlooping"], "{:.2f}"),
+        number(row["gain"], "{:+.1%}", ""),
+        interval,
+        *(number(share, "{:.2f}") for share in depths),
+        number(row["refined_drafted"], "{:.0%}"),
+        number(row["refined_accepted"], "{:.0%}"),
+    ]
+
+
+def number(value: float | None, form: str, missing: str = "-") -> str:
+    return missing if value is None else form.format(value)

@@ -1,0 +1,67 @@
+"""The flags that ``bench`` and ``eval`` share: methods and tree shapes, tasks, temperatures."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from secondguess.bench.tasks import DATA_VARIABLE, TASKS, TaskPrompt, load_tasks
+from secondguess.commands.options import add_dataclass, from_args
+from secondguess.config import TreeConfig
+from secondguess.errors import UserError
+from secondguess.methods import METHODS, Method, refuse_unused, split_methods
+from secondguess.types import SamplingParams
+
+T = TypeVar("T")
+
+DEFAULT_TASKS = ("gsm8k", "mt_bench", "humaneval")
+
+
+def add_workload(parser: argparse.ArgumentParser, more: str) -> None:
+    """``more`` is what the help of ``--method`` adds."""
+    add, words, ints, floats = parser.add_argument, comma_separated(str), comma_separated(int), comma_separated(float)
+    add("target", metavar="TARGET", help="folder, hub id, .gguf file, or smollm2-135m")
+    methods = f"comma-separated: {', '.join(METHODS)}, with settings if wanted (pr:m=0); {more}"
+    add("--method", default="ar,eagle3.1,pr", help=f"{methods} (default: ar,eagle3.1,pr)")
+    tasks = f"comma-separated: {', '.join(TASKS)}, or paths of JSONL files"
+    add("--tasks", type=words, default=DEFAULT_TASKS, help=f"{tasks} (default: {','.join(DEFAULT_TASKS)})")
+    add(
+        "--data-dir",
+        type=Path,
+        help=f"folder of the named tasks' files (default: what {DATA_VARIABLE} names, else the hub)",
+    )
+    add("--limit", type=int, metavar="INT", help="prompts per task, evenly spaced, shifted by the seed (default: all)")
+    add("--max-new-tokens", type=int, default=128, metavar="INT", help="new tokens at most (default: 128)")
+    budget, baseline = "draft tokens verified per cycle (default: 48)", "each with its own baseline (default: 0)"
+    add("--budget", dest="budgets", type=ints, default=(48,), metavar="INT,...", help=budget)
+    add("--temperature", dest="temperatures", type=floats, default=(0.0,), metavar="FLOAT,...", help=baseline)
+    add("--seed", type=int, default=0, metavar="INT", help="of all draws; each prompt has its own from it (default: 0)")
+    add("--drafter", help="folder, or name of one that ships (default: the one named like the method)")
+    add("--dtype", default="float32", help="float32, float64, bfloat16 or float16 (default: float32)")
+    add_dataclass(parser, TreeConfig, ("grow_width", "offer_width", "num_steps", "num_reconsider"))
+
+
+def comma_separated(kind: Callable[[str], T]) -> Callable[[str], tuple[T, ...]]:
+    def parse(text: str) -> tuple[T, ...]:
+        return tuple(dict.fromkeys(kind(part.strip()) for part in text.split(",")))
+
+    parse.__name__ = f"comma-separated {kind.__name__}"  # argparse says "invalid NAME value"
+    return parse
+
+
+def check(args: argparse.Namespace) -> tuple[list[Method], list[TaskPrompt]]:
+    """Find every mistake that can be found before the target is loaded."""
+    from secondguess.bench.plan import line_up
+
+    for name in ("batch_size", "limit", "rounds"):
+        if getattr(args, name, None) is not None and getattr(args, name) < 1:
+            raise UserError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(args, name)}")
+    for temperature in args.temperatures:
+        SamplingParams(temperature=temperature, seed=args.seed, max_tokens=args.max_new_tokens)
+    trees = [from_args(TreeConfig, args, budget=budget) for budget in args.budgets]
+    methods = line_up(split_methods(args.method), trees)
+    for tree in trees:
+        refuse_unused(methods, tree)
+    return methods, load_tasks(args.tasks, args.data_dir, args.limit, args.seed)

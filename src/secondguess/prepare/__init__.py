@@ -1,0 +1,1 @@
+"""Training data: prompts in, the target's own answers out."""

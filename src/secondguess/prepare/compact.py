@@ -1,0 +1,57 @@
+"""Answers without their prompts, small enough to be kept beside code: ids, temperatures, seeds and answer tokens."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from secondguess.atomic import replacing
+from secondguess.errors import UserError
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the target wrote to the prompt called ``id``."""
+
+    id: str
+    temperature: float
+    seed: int
+    tokens: tuple[int, ...]
+
+
+def answer_of(line: Mapping[str, Any]) -> Answer:
+    """From a line of an answer file."""
+    return Answer(line["id"], line["temperature"], line["seed"], tuple(line["input_ids"][line["prompt_len"] :]))
+
+
+def write_answers(path: Path, answers: Iterable[Answer]) -> None:
+    """One tensor of all tokens (uint16), and the rest as JSON in the file's header. Needs a vocabulary below 65,536."""
+    made = list(answers)
+    tokens = torch.tensor([t for a in made for t in a.tokens], dtype=torch.int32)
+    if tokens.numel() and int(tokens.max()) >= 1 << 16:
+        raise UserError("these answers have tokens above 65,535, which this format cannot hold")
+    index = json.dumps([[a.id, a.temperature, a.seed, len(a.tokens)] for a in made])
+    with replacing(path) as temporary:
+        save_file({"tokens": tokens.to(torch.uint16)}, temporary, {"answers": index})
+
+
+def read_answers(path: Path) -> dict[str, Answer]:
+    """By id. Raises UserError when the file is not one that ``write_answers`` wrote."""
+    try:
+        with safe_open(path, "pt") as file:
+            index = json.loads(file.metadata()["answers"])
+            tokens = file.get_tensor("tokens").tolist()
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path} holds no answers: {error}") from error
+    found, start = {}, 0
+    for id_, temperature, seed, length in index:
+        found[id_] = Answer(id_, temperature, seed, tuple(tokens[start : start + length]))
+        start += length
+    return found

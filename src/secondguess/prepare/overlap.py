@@ -1,0 +1,31 @@
+"""Benchmark text in training prompts: tau measured on a prompt that was trained on is no measurement."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+
+NGRAM = 13  # words in a row, as GPT-3's authors counted (arXiv 2005.14165, appendix C)
+
+
+def words(text: str) -> list[str]:
+    """Lower-case letters and digits; punctuation and white space do not tell texts apart."""
+    return re.findall(r"[a-z0-9]+", text.lower())
+
+
+def ngrams(text: str) -> Iterator[tuple[str, ...]]:
+    """All runs of NGRAM words, or the whole text if it is shorter."""
+    found = words(text)
+    for i in range(max(1, len(found) - NGRAM + 1)):
+        yield tuple(found[i : i + NGRAM])
+
+
+class Index:
+    """The n-grams of texts, to be looked for in others."""
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        self._ngrams = {gram for text in texts for gram in ngrams(text)}
+
+    def shared(self, text: str) -> str | None:
+        """The first run of words that ``text`` shares with an indexed text."""
+        return next((" ".join(gram) for gram in ngrams(text) if gram in self._ngrams), None)
