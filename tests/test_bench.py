@@ -263,6 +263,28 @@ def test_other_settings_are_refused(tmp_path: Path) -> None:
         Store(tmp_path, {"seed": 1, "limit": 3, "budgets": (8, 16)}, "r1")
 
 
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [("settings.json", ""), ("settings.json", "null"), ("requests.jsonl", "{}\n"), ("requests.jsonl", "null\n")],
+)
+def test_a_damaged_run_folder_is_told_of_and_left_alone(file: str, text: str, tmp_path: Path) -> None:
+    Store(tmp_path, {"seed": 0}, "r1")
+    (tmp_path / file).write_text(text)
+    with pytest.raises(UserError, match=f"{file}.* is damaged"):
+        Store(tmp_path, {"seed": 0}, "r1")
+    assert (tmp_path / file).read_text() == text
+
+
+def test_cutting_off_half_a_line_writes_nothing_else(target, tmp_path: Path, monkeypatch) -> None:
+    finish(make(target, ["ngram"]), tmp_path)
+    file = tmp_path / "requests.jsonl"
+    whole = file.read_bytes()
+    file.write_bytes(whole + b'{"half')
+    monkeypatch.setattr(Path, "write_bytes", lambda *_: pytest.fail("a full disk would lose all results"))
+    Store(tmp_path, {"seed": 0}, "r1")
+    assert file.read_bytes() == whole
+
+
 # ---- audit
 
 

@@ -248,7 +248,7 @@ def test_json_through_a_link_keeps_the_link(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("file", "said"),
-    [("no/out.json", "no folder"), (".", "is a folder"), ("/proc/out.json", "no file can be made in /proc: ")],
+    [("no/out.json", "no folder"), (".", "is a folder"), ("/proc/out.json", "cannot be written: ")],
 )
 def test_a_json_path_that_cannot_be_written_is_found_out_first(file, said, tmp_path: Path) -> None:
     parser = Parser("test", "")
@@ -261,3 +261,25 @@ def test_a_json_path_that_cannot_be_written_is_found_out_first(file, said, tmp_p
 def test_revision_outside_a_checkout_is_the_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(record, "__file__", str(tmp_path / "record.py"))
     assert record.make_record([])["revision"] == record.version("secondguess")
+
+
+def test_json_does_not_overwrite_what_is_no_result(tmp_path: Path) -> None:
+    own, other, empty = tmp_path / "own.json", tmp_path / "task.jsonl", tmp_path / "empty.json"
+    record.write_json(own, record.make_record(["bench"]), "rows", [])
+    other.write_text('{"id": "1", "turns": ["Hi"]}\n')
+    empty.touch()
+    parser = Parser("p", "")
+    record.add_json(parser)
+    for path in (own, empty, tmp_path / "new.json"):
+        assert parser.parse(["--json", str(path)]).json == path
+    with pytest.raises(UserError, match=r"task\.jsonl exists and is no result of an earlier run"):
+        parser.parse(["--json", str(other)])
+    with pytest.raises(UserError, match="cannot be written"):
+        parser.parse(["--json", str(tmp_path / ("x" * 250))])
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["empty.json", "own.json", "task.jsonl"]
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", "2>/dev/full"])
+def test_closed_streams_change_no_exit_code(closed: str) -> None:
+    command = f"{sys.executable} -m secondguess generate x - --method nosuch {closed}"
+    assert subprocess.run(["sh", "-c", command], capture_output=True, check=False).returncode == 2

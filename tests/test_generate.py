@@ -126,6 +126,8 @@ USAGE = [
     (["{target}", "hi", "--method", "ar", "--budget", "5"], "--budget needs one of the methods ngram, eagle3.1, pr"),
     (["{target}", "hi", "--method", "ngram", "--num-reconsider", "0"], "--num-reconsider needs one of the methods pr"),
     (["{target}", ""], "a prompt is empty"),
+    (["{target}", "half \ud800", "--method", "ar"], "is no Unicode text at character 5"),
+    (["x" * 300, "hi"], "File name too long"),
     (["{target}", LONG, "--method", "ar"], "a prompt has 2001 tokens, the context holds 1024"),
     (["{target}", "hi", "--temperature", "-1"], "temperature must be 0 or more, got -1.0"),
     (["{target}", "hi", "--temperature", "nan"], "temperature must be 0 or more, got nan"),

@@ -375,3 +375,10 @@ def test_walking_trees_emits_the_tokens_of_plain_decoding(params: SamplingParams
         verdict = walk(tree, chooser(logits_NV[None], positions_N[None], state, None))
         drafted += verdict.tokens_RD[0].tolist()
     assert drafted[: len(plain)] == plain
+
+
+def test_top_p_over_scores_that_are_no_numbers_takes_some_token():
+    for value in (math.nan, -math.inf):
+        state = single(SamplingParams(temperature=1.0, top_p=0.9))
+        token_1 = choose(torch.full((1, V), value), state, torch.tensor([3]))
+        assert 0 <= int(token_1) < V

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import random
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from secondguess.engine.slots import SlotCache
 from secondguess.errors import UserError
+from secondguess.target.fingerprint import model_fingerprint
 from secondguess.target.hf import HFTarget
 from secondguess.target.load import load_target
 from secondguess.testing import tiny_target
@@ -215,3 +217,43 @@ def test_unknown_dtype() -> None:
 def test_shallow_models_cannot_be_tapped() -> None:
     with pytest.raises(UserError, match="has 4 layers"):
         tiny_target("llama", num_layers=4)
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+def test_positions_that_depend_on_the_longest_text_are_refused(kind: str) -> None:
+    model = plain_model(tiny_target("llama"))
+    model.config.rope_parameters = {"rope_type": kind, "rope_theta": 1e4, "factor": 4.0}
+    with pytest.raises(UserError, match=f"rope_type '{kind}' is not supported"):
+        HFTarget(model)
+
+
+def change_one(model) -> None:
+    model.base_model.embed_tokens.weight.data[-1, -1] += 1.0
+
+
+def swap_two(model) -> None:
+    row = model.base_model.layers[3].mlp.down_proj.weight.data[-1]
+    row[[0, 1]] = row[[1, 0]]
+
+
+def change_config(model) -> None:
+    model.config.rms_norm_eps = 0.5
+
+
+@pytest.mark.parametrize("change", [change_one, swap_two, change_config, lambda model: model.float()])
+def test_a_fingerprint_changes_with_weights_config_and_precision(change) -> None:
+    def fingerprint(alter) -> str:
+        model = plain_model(tiny_target("llama", vocab_size=257))
+        alter(model)
+        return model_fingerprint(model)
+
+    assert fingerprint(lambda model: None) == fingerprint(lambda model: None) != fingerprint(change)
+
+
+def test_a_damaged_config_is_a_users_mistake(tmp_path) -> None:
+    config = save_tiny(tmp_path) / "target" / "config.json"
+    whole = json.loads(config.read_text())
+    for damaged in (None, whole | {"num_attention_heads": 0}, whole | {"hidden_act": "nosuch"}):
+        config.write_text(json.dumps(damaged))
+        with pytest.raises(UserError, match="cannot load target"):
+            load_target(str(tmp_path / "target"))

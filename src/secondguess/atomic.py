@@ -10,10 +10,15 @@ from pathlib import Path
 from secondguess.errors import UserError
 
 
+def temporary_name(path: Path) -> Path:
+    """Beside ``path``, this process's own."""
+    return path.with_name(f".{path.name}.{os.getpid()}.partial")
+
+
 @contextmanager
 def replacing(path: Path) -> Generator[Path]:
-    """A temporary name beside ``path``, this process's own; what lies there becomes ``path`` if the block ends well."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    """A temporary name; what lies there becomes ``path`` if the block ends well."""
+    temporary = temporary_name(path)
     try:
         yield temporary
         temporary.replace(path)
@@ -26,3 +31,15 @@ def check_folder(folder: Path) -> None:
     nearest = next(p for p in (folder, *folder.absolute().parents) if p.exists())
     if not nearest.is_dir():
         raise UserError(f"{folder} cannot be a folder: {nearest} is a file")
+
+
+def whole_lines(path: Path) -> list[bytes]:
+    """The lines of a file that is only ever added to. One that a kill cut short is cut off, nothing else touched."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from error
+    whole = data[: data.rfind(b"\n") + 1]
+    if len(whole) < len(data):
+        os.truncate(path, len(whole))
+    return whole.splitlines()

@@ -9,6 +9,8 @@ imported only when asked for, and imports torch only inside ``run``, so that hel
 from __future__ import annotations
 
 import argparse
+import contextlib
+import errno
 import os
 import sys
 import traceback
@@ -52,6 +54,7 @@ class Parser(argparse.ArgumentParser):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code. ``--help`` and ``--version`` raise ``SystemExit(0)``."""
+    _open_streams()
     try:
         try:
             return _run(sys.argv[1:] if argv is None else argv)
@@ -63,8 +66,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(str(error), 2)
     except BrokenPipeError:
         return _leave_quietly()
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            return _fail(_reason(error), 2)
+        return _fail(f"{_reason(error)} (SECONDGUESS_DEBUG=1 shows where)", 1)
     except Exception as error:  # the boundary: whatever the work raised ends as one line
         return _fail(f"{_reason(error)} (SECONDGUESS_DEBUG=1 shows where)", 1)
+
+
+def _open_streams() -> None:
+    """Streams that the caller has closed (``>&-``) lead nowhere."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: PTH123, SIM115
 
 
 def _reason(error: Exception) -> str:
@@ -105,7 +119,9 @@ def _top_parser() -> Parser:
 
 
 def _fail(message: str, code: int) -> int:
-    if os.environ.get("SECONDGUESS_DEBUG") == "1":
-        traceback.print_exc()
-    sys.stderr.write(f"secondguess: {' '.join(message.split())}\n")
+    with contextlib.suppress(OSError):  # a full disk or a closed pipe changes no exit code
+        if os.environ.get("SECONDGUESS_DEBUG") == "1":
+            traceback.print_exc()
+        sys.stderr.write(f"secondguess: {' '.join(message.split())}\n")
+        sys.stderr.flush()
     return code

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Generator
 from collections.abc import Sequence as Seq
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from secondguess.config import TreeConfig
@@ -139,8 +139,9 @@ class LLM:
 
     def _abandon(self, sequences: list[Sequence]) -> None:
         """Does not wait: whatever is asked of the engine's thread next finds the slots free."""
-        for s in sequences:
-            submit(self._scheduler.abort, s)
+        with suppress(RuntimeError):  # the interpreter is ending, and the engine's thread has
+            for s in sequences:
+                submit(self._scheduler.abort, s)
 
     # What follows runs on the engine's thread, where nothing changes under its hands.
 

@@ -63,7 +63,7 @@ def _setting(name: str, text: str) -> tuple[str, int]:
     if key not in USES[name]:
         users = ", ".join(method for method in METHODS if key in USES[method])
         raise UserError(f"{name} does not use {key}, only {users} {'do' if ' ' in users else 'does'}")
-    if not value.isdecimal():
+    if not value.isdecimal() or len(value) > 9:
         raise UserError(f"{key} must be a whole number, got {value!r}")
     return key, int(value)
 

@@ -25,6 +25,8 @@ def encode(tokenizer: PreTrainedTokenizerBase | None, prompt: Prompt) -> tuple[i
         return tuple(cast("Sequence[int]", prompt))
     if tokenizer is None:
         raise UserError("this target has no tokenizer: give prompts as token ids")
+    for text in [prompt] if isinstance(prompt, str) else [str(m.get("content")) for m in cast("Any", prompt)]:
+        check_text(text)
     if not chat:
         return tuple(tokenizer.encode(prompt))
     if not tokenizer.chat_template:
@@ -32,6 +34,14 @@ def encode(tokenizer: PreTrainedTokenizerBase | None, prompt: Prompt) -> tuple[i
     messages = [dict(message) for message in cast("Sequence[Message]", prompt)]
     text = str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
     return tuple(tokenizer.encode(text, add_special_tokens=False))
+
+
+def check_text(text: str) -> None:
+    """Raises UserError when ``text`` holds half a character, as undecodable input becomes in Python."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UserError(f"{text[:20]!r} is no Unicode text at character {error.start}: give UTF-8") from error
 
 
 def as_list(prompts: Any) -> list[Prompt]:

@@ -144,7 +144,9 @@ def rich_tables(rows: Sequence[Row]) -> list[Table]:
     """Tables for 80 columns. Where methods with settings do not fit, their names wrap and no number does."""
     tables = []
     for title, part in sections(rows):
-        tables.append(table := Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=0, show_edge=False))
+        tables.append(
+            table := Table(title=Text(title), title_justify="left", box=SIMPLE_HEAD, padding=0, show_edge=False)
+        )
         for heading, *_ in (shown := columns(rows)):
             is_name = heading == "method"
             justify, overflow = ("left", "fold") if is_name else ("right", "crop")

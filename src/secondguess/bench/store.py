@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from secondguess.atomic import check_folder
+from secondguess.atomic import check_folder, replacing, whole_lines
 from secondguess.bench.result import Key, Result
 from secondguess.errors import UserError
 
@@ -34,17 +34,22 @@ class Store:
 
     def _claim(self, path: Path, settings: dict[str, Any]) -> None:
         if not path.exists():
-            path.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+            with replacing(path) as temporary:
+                temporary.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
             return
-        before = json.loads(path.read_text(encoding="utf-8"))
+        try:
+            before = dict(json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError, RecursionError) as error:
+            raise UserError(f"{path} is damaged ({error}): give another --out") from error
         changed = [name for name in settings if before.get(name) != settings[name]]
         if changed:
             raise UserError(f"{self.folder} holds a run with other settings ({', '.join(changed)}): give another --out")
 
     def _read(self) -> None:
-        data = self._requests.read_bytes()
-        whole = data[: data.rfind(b"\n") + 1]
-        if len(whole) < len(data):  # the run was killed while it wrote its last line
-            self._requests.write_bytes(whole)
-        results = [Result.from_line(json.loads(line)) for line in whole.splitlines()]
+        results = []
+        for number, line in enumerate(whole_lines(self._requests), 1):
+            try:
+                results.append(Result.from_line(json.loads(line)))
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+                raise UserError(f"{self._requests}:{number} is damaged ({error!r}): remove the line") from error
         self.results = {r.key: r for r in results if r.error is None}  # what failed is tried again

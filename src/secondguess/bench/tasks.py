@@ -104,7 +104,7 @@ def read_jsonl(path: Path) -> Iterable[tuple[str, Any]]:
         if line.strip():
             try:
                 row = json.loads(line)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise UserError(f"{path}:{number}: {error}") from error
             yield f"{path}:{number}", row
 
@@ -115,6 +115,8 @@ def parse(rows: Iterable[tuple[str, Any]], task: str, known: Task | None) -> lis
     for place, row in rows:
         try:
             prompt = parse_row(row, task, known)
+            for text in (prompt.id, *prompt.turns):
+                text.encode()  # no half characters
         except ValueError as error:
             raise UserError(f"{place}: {error}") from error
         if prompt.id in prompts:

@@ -50,7 +50,8 @@ def run(args: argparse.Namespace) -> int:
     try:
         findings = measure(bench, store, stderr)
     except KeyboardInterrupt:
-        stderr.print(f"results so far are in {store.folder}; go on with the same command and --out {store.folder}")
+        where = f"results so far are in {store.folder}; go on with the same command and --out {store.folder}"
+        stderr.print(where, markup=False)
         raise
     write(findings, record, store.folder, args.json)
     complaints = findings.complaints()

@@ -8,15 +8,15 @@ import platform
 import shlex
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from secondguess.atomic import replacing
+from secondguess.atomic import replacing, temporary_name
 
+START = b'{\n  "record": {'  # of every file that write_json wrote
 PACKAGES = ("secondguess", "torch", "transformers")
 
 
@@ -55,11 +55,15 @@ def _output_file(text: str) -> Path:
         raise argparse.ArgumentTypeError(f"{text} is a folder; name a file in it")
     if not path.parent.is_dir():
         raise argparse.ArgumentTypeError(f"no folder {path.parent}; create it first")
-    if not path.exists():
-        try:
-            tempfile.TemporaryFile(dir=path.parent).close()
-        except OSError as error:
-            raise argparse.ArgumentTypeError(f"no file can be made in {path.parent}: {error.strerror}") from error
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        return path
+    if path.exists() and path.stat().st_size and not path.read_bytes().startswith(START):
+        raise argparse.ArgumentTypeError(f"{text} exists and is no result of an earlier run; name another file")
+    try:
+        temporary_name(path).touch()
+        temporary_name(path).unlink()
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"{text} cannot be written: {error.strerror}") from error
     return path
 
 

@@ -22,7 +22,7 @@ def rich_tables(rows: Sequence[dict[str, Any]], against: str) -> list[Table]:
         count, looping = part[0]["num_prompts"], part[0]["looping"]
         title = f"{task}, T = {temperature:g}, {count} prompt{'s' if count > 1 else ''}, {looping:.0%} looping; "
         title += f"gain in tau over {against}"
-        tables.append(table := Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0)))
+        tables.append(table := Table(title=Text(title), title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0)))
         for heading in COLUMNS:
             table.add_column(heading, justify="left" if heading == "method" else "right")
         for row in part:

@@ -16,6 +16,7 @@ from secondguess.types import SamplingParams
 
 T = TypeVar("T")
 
+MAX_BATCH = 4096
 DEFAULT_TASKS = ("gsm8k", "mt_bench", "humaneval")
 
 
@@ -58,6 +59,8 @@ def check(args: argparse.Namespace) -> tuple[list[Method], list[TaskPrompt]]:
     for name in ("batch_size", "limit", "rounds"):
         if getattr(args, name, None) is not None and getattr(args, name) < 1:
             raise UserError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(args, name)}")
+    if args.batch_size > MAX_BATCH:
+        raise UserError(f"--batch-size must be at most {MAX_BATCH}, got {args.batch_size}")
     for temperature in args.temperatures:
         SamplingParams(temperature=temperature, seed=args.seed, max_tokens=args.max_new_tokens)
     trees = [from_args(TreeConfig, args, budget=budget) for budget in args.budgets]

@@ -116,7 +116,7 @@ def _top_p(scores_SV: Tensor, top_p_S1: Tensor) -> Tensor:
     if (num_kept_S1 == sorted_ST.shape[-1]).any():  # the last one to keep may lie further down
         sorted_ST = scores_SV.sort(descending=True).values
         num_kept_S1 = _num_kept(sorted_ST, log_total_S1, top_p_S1)
-    return _drop_below(scores_SV, sorted_ST.gather(-1, num_kept_S1 - 1))
+    return _drop_below(scores_SV, sorted_ST.gather(-1, (num_kept_S1 - 1).clamp(min=0)))  # none: no score is a number
 
 
 def _num_kept(sorted_ST: Tensor, log_total_S1: Tensor, top_p_S1: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from secondguess.atomic import whole_lines
 from secondguess.bench.plan import prompt_seed
 from secondguess.errors import UserError
 from secondguess.llm import LLM
@@ -46,12 +47,8 @@ class AnswerFile:
         self.path = path
         self.answers: dict[str, list[int]] = {}
         if path.exists():
-            data = path.read_bytes()
-            whole = data[: data.rfind(b"\n") + 1]
-            for number, line in enumerate(whole.splitlines(), 1):
+            for number, line in enumerate(whole_lines(path), 1):
                 self._learn(line, number)
-            if len(whole) < len(data):
-                path.write_bytes(whole)
 
     def add(self, line: dict[str, Any]) -> None:
         with self.path.open("a", encoding="utf-8") as file:

@@ -36,7 +36,7 @@ class Target(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """Differs between models with different weights."""
+        """Differs between models with different weights, precision or config."""
         ...
 
     @property

@@ -3,20 +3,37 @@
 from __future__ import annotations
 
 import hashlib
+import json
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 SAMPLE = 1024
+CHUNK = 1 << 22  # values at once, so that memory stays small
+BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by the size of a value
+NO_MATTER = ("_name_or_path", "transformers_version", "architectures")
 
 
-def weights_fingerprint(model: nn.Module) -> str:
-    """Tells fine-tunes apart: hashes the first values of every parameter, as float32. Take it before packing."""
-    digest = hashlib.sha256()
+def model_fingerprint(model: Any) -> str:
+    """Changes with any weight, its precision, and the config. Take it before packing takes the weights apart.
+
+    The bits of all values are summed, twice: as they are, and each times its place, so that swaps show too. That takes
+    a moment where a cryptographic hash would take minutes.
+    """
+    settings = {key: value for key, value in model.config.to_dict().items() if key not in NO_MATTER}
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode())
     for name, parameter in model.named_parameters():
-        digest.update(f"{name}{tuple(parameter.shape)}".encode())
-        digest.update(parameter.detach().flatten()[:SAMPLE].to("cpu", torch.float32).numpy().tobytes())
+        bits = parameter.detach().flatten().view(BITS[parameter.element_size()])
+        sums = [int(chunk_sum) for chunk in bits.split(CHUNK) for chunk_sum in checksums(chunk)]
+        digest.update(f"{name}{tuple(parameter.shape)}{parameter.dtype}{sums}".encode())
     return digest.hexdigest()[:16]
+
+
+def checksums(bits: Tensor) -> tuple[Tensor, Tensor]:
+    """Sums modulo 2^64."""
+    values = bits.long()
+    return values.sum(), (values * torch.arange(1, len(values) + 1, device=values.device)).sum()
 
 
 def embedding_fingerprint(embedding: Tensor) -> str:

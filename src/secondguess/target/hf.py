@@ -17,7 +17,7 @@ from secondguess.engine.slots import SlotCache
 from secondguess.errors import UserError
 from secondguess.target import attention
 from secondguess.target.base import TargetSpec, default_tap_layers
-from secondguess.target.fingerprint import weights_fingerprint
+from secondguess.target.fingerprint import model_fingerprint
 from secondguess.target.lean import LeanDecoder, fits
 from secondguess.target.linear import can_pack, pack_linears, packed
 from secondguess.types import Rows, TargetOut
@@ -27,9 +27,24 @@ MIN_ROWS = 4
 FAMILIES = ("llama", "qwen2", "qwen3", "gemma3_text", "smollm3")
 
 
+# With these, transformers chooses the frequencies by the largest position in the pass.
+ROPES_BY_LENGTH = ("dynamic", "longrope")
+
+
+def rope_types(config: PreTrainedConfig) -> list[str]:
+    """Of all layers; some models have parameters per kind of layer."""
+    rope = config.rope_parameters or {}
+    return [str(part.get("rope_type")) for part in (rope, *rope.values()) if isinstance(part, dict)]
+
+
 def check_family(config: PreTrainedConfig) -> None:
     if config.model_type not in FAMILIES:
         raise UserError(f"model type {config.model_type!r} is not supported; supported are {', '.join(FAMILIES)}")
+    for kind in rope_types(config):
+        if kind in ROPES_BY_LENGTH:
+            raise UserError(
+                f"rope_type {kind!r} is not supported: there a token's scores depend on the longest text beside it"
+            )
 
 
 class HFTarget:
@@ -43,7 +58,7 @@ class HFTarget:
         check_family(model.config)
         self.model = model.eval().requires_grad_(False)
         self.tokenizer: Any = tokenizer
-        self.fingerprint = weights_fingerprint(model)  # before packing takes the weights apart
+        self.fingerprint = model_fingerprint(model)  # before packing takes the weights apart
         self.spec = _spec(model)
         self.embedding: Tensor = model.get_input_embeddings().weight
         self.head_weight: Tensor = model.get_output_embeddings().weight

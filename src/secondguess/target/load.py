@@ -9,7 +9,6 @@ from pathlib import Path
 
 import torch
 from huggingface_hub import snapshot_download
-from safetensors import SafetensorError
 from transformers import AutoConfig, AutoTokenizer
 
 from secondguess.errors import UserError
@@ -39,11 +38,11 @@ def load_target(
             check_family(AutoConfig.from_pretrained(folder, trust_remote_code=False))
             model = load_whole(folder, dtype=DTYPES[dtype], use_safetensors=True)
             tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        return HFTarget(model.to(device), tokenizer)
     except UserError:
         raise
-    except (OSError, ValueError, SafetensorError) as error:
+    except Exception as error:  # a damaged or foreign config makes the library raise nearly anything
         raise UserError(f"cannot load target {name!r}: {_first_line(error)}") from error
-    return HFTarget(model.to(device), tokenizer)
 
 
 def find_target(name: str, say: Callable[[str], None]) -> Path:

@@ -105,7 +105,7 @@ def load_config(path: Path | None, overrides: list[str]) -> TrainConfig:
 def parse_yaml(text: str, where: str) -> Any:
     try:
         return yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: a date or number that cannot be
+    except (yaml.YAMLError, ValueError, RecursionError, LookupError, AttributeError) as error:  # tags gone wrong
         raise UserError(f"{where} is not YAML: {str(error).splitlines()[0]}") from None
 
 

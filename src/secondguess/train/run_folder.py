@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -43,9 +42,12 @@ class RunFolder:
             return None
         try:
             state = torch.load(path, weights_only=True)
-        except (RuntimeError, EOFError, pickle.UnpicklingError):
+            theirs, log_bytes = dict(state["identity"]), int(state["log_bytes"])
+        except Exception:  # unpickling what is no pickle raises nearly anything
             raise UserError(f"{path} is damaged: remove it to start again, or choose another out folder") from None
-        ours, theirs = self._identity(), state.get("identity", {})
+        if not self.log_path.is_file() or self.log_path.stat().st_size < log_bytes:
+            raise UserError(f"{self.log_path} has lost lines: remove {path} to start again")
+        ours = self._identity()
         changed = [key for key, value in ours.items() if theirs.get(key) != value]
         if changed:
             raise UserError(f"{self.path} holds a run with another {', '.join(changed)}: choose another out folder")
