@@ -89,7 +89,10 @@ install() { # WHAT PIP-ARGUMENTS...
 }
 
 wanted=$({ pwd; cat pyproject.toml constraints.txt scripts/setup.sh; } | cksum)
-if [ -x $venv/bin/python ] && [ "$(cat $stamp 2>/dev/null)" = "$wanted" ]; then exit 0; fi
+if [ -x $venv/bin/python ] && [ "$(cat $stamp 2>/dev/null)" = "$wanted" ]; then
+    say "up to date (make it anew: rm -r $venv)"
+    exit 0
+fi
 
 rm -f $stamp
 torch=$(grep '^torch==' constraints.txt)

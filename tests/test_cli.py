@@ -180,7 +180,7 @@ settings = st.builds(
 def test_flags_round_trip(wanted: Settings) -> None:
     argv = [f"--budget={wanted.budget}", f"--top-p={wanted.top_p}", f"--dtype={wanted.dtype}"]
     argv += [] if wanted.seed is None else [f"--seed={wanted.seed}"]
-    argv += ["--stop", *wanted.stop] if wanted.stop else []
+    argv += [f"--stop={text}" for text in wanted.stop]
     argv += ["--stream" if wanted.stream else "--no-stream"]
     parser = Parser("test", "")
     add_dataclass(parser, Settings)

@@ -278,3 +278,24 @@ def test_an_eagle_method_runs_a_pr_drafter_at_level_0(folder) -> None:
             assert torch.equal(eagle.last_trace.tree.tokens_RN, zero.last_trace.tree.tokens_RN)
     assert eagle.last_trace
     assert zero.last_trace
+
+
+@pytest.mark.parametrize(
+    ("prompts", "params", "said"),
+    [
+        ({"role": "user", "content": "hi"}, None, "a conversation is a list of messages"),
+        (3, None, "a prompt is text, token ids or messages, got 3"),
+        ([[["hi"]]], None, "here it is a list of something else"),
+        ([[{"role": "user", "contnt": "hi"}]], None, "a message needs 'content', a text"),
+        ("half \ud800", None, "is no Unicode text at character 5"),
+        ("hi", {"max_tokens": 3}, "params must be SamplingParams"),
+    ],
+)
+def test_what_is_no_prompt_is_said_in_one_line(llm: LLM, prompts, params, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        llm.generate(prompts, params)
+    assert_idle(llm)
+
+
+def test_one_stop_string_may_be_given_alone() -> None:
+    assert SamplingParams(stop="ab").stop == SamplingParams(stop=["ab"]).stop == ("ab",)  # type: ignore[arg-type]

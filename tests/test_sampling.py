@@ -250,7 +250,9 @@ def test_tokens_outside_the_vocabulary_are_refused(setting: dict):
 @pytest.mark.parametrize(
     ("setting", "match"),
     [
-        ({"stop": "zq"}, "stop must be a tuple of strings, got 'zq'"),
+        ({"stop": 5}, "stop must be a tuple of strings, got 5"),
+        ({"stop_token_ids": None}, "token ids"),
+        ({"logit_bias": None}, "token ids"),
         ({"stop": (7,)}, "stop must be a tuple of strings"),
         ({"stop": ("",)}, "must not be empty"),
         ({"logit_bias": {3: math.nan}}, "logit_bias must be finite"),

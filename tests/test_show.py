@@ -186,8 +186,8 @@ def test_the_table_compares_with_plain_decoding() -> None:
     }
     header, pr, ar = rows(made)
     assert header[-2:] == ["speedup\nvs plain", "identical\nto plain"]
-    assert pr == ["pr", "8", "4.0", "2.00", "2.00x", "NO (1 of 2)"]
-    assert ar == ["ar", "8", "2.0", "2.00", "1.00x", "yes"]
+    assert pr == ["pr", "10", "4.0", "2.00", "2.00x", "NO (1 of 2)"]
+    assert ar == ["ar", "10", "2.0", "2.00", "1.00x", "yes"]
 
 
 def test_the_table_compares_with_the_first_method_without_plain_decoding() -> None:

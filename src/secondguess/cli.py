@@ -61,6 +61,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         finally:
             sys.stdout.flush()  # so that a reader who has left (``| head``) is found out here and not at exit
     except KeyboardInterrupt:
+        if sys.stdout.isatty():
+            sys.stdout.write("\n")  # whatever was being written ends here
         return _fail("interrupted", 130)
     except UserError as error:
         return _fail(str(error), 2)

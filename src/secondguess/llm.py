@@ -67,6 +67,8 @@ class LLM:
         UserError before anything is decoded if one of them cannot be.
         """
         batch = as_list(prompts)
+        if not isinstance(params, SamplingParams | Seq | None):
+            raise UserError(f"params must be SamplingParams, or a list with one for each prompt, got {params!r}")
         each = [params or SamplingParams()] * len(batch) if not isinstance(params, Seq) else list(params)
         if len(each) != len(batch):
             raise UserError(f"{len(batch)} prompts but {len(each)} sampling params: give one for all or one each")

@@ -22,18 +22,28 @@ def encode(tokenizer: PreTrainedTokenizerBase | None, prompt: Prompt) -> tuple[i
     """
     chat = len(prompt) > 0 and isinstance(prompt[0], Mapping)
     if not chat and not isinstance(prompt, str):
+        if not all(isinstance(token, int) for token in prompt):
+            raise UserError("a prompt is text, token ids or messages; here it is a list of something else")
         return tuple(cast("Sequence[int]", prompt))
     if tokenizer is None:
         raise UserError("this target has no tokenizer: give prompts as token ids")
-    for text in [prompt] if isinstance(prompt, str) else [str(m.get("content")) for m in cast("Any", prompt)]:
-        check_text(text)
-    if not chat:
+    if isinstance(prompt, str):
+        check_text(prompt)
         return tuple(tokenizer.encode(prompt))
     if not tokenizer.chat_template:
         raise UserError("this target has no chat template: give raw text instead")
-    messages = [dict(message) for message in cast("Sequence[Message]", prompt)]
+    messages = [checked_message(message) for message in cast("Sequence[Message]", prompt)]
     text = str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
     return tuple(tokenizer.encode(text, add_special_tokens=False))
+
+
+def checked_message(message: Message) -> dict[str, Any]:
+    """Raises UserError when a message has no role, or no text in what it holds."""
+    for name in ("role", "content"):
+        if not isinstance(message.get(name), str):
+            raise UserError(f"a message needs {name!r}, a text: {dict(message)}")
+    check_text(message["content"])
+    return dict(message)
 
 
 def check_text(text: str) -> None:
@@ -46,5 +56,9 @@ def check_text(text: str) -> None:
 
 def as_list(prompts: Any) -> list[Prompt]:
     """A string, a flat list of token ids or one of messages is one prompt, anything else a list of them."""
+    if isinstance(prompts, Mapping):
+        raise UserError("a conversation is a list of messages: put the message into one")
+    if not isinstance(prompts, Sequence):
+        raise UserError(f"a prompt is text, token ids or messages, got {prompts!r}")
     single = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int | Mapping))
     return [prompts] if single else list(prompts)

@@ -7,7 +7,7 @@ W columns of the K/V cache that a row may look at, L tapped layers.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Literal
 
@@ -44,6 +44,8 @@ class SamplingParams:
     ignore_eos: bool = option(False, "go on after the model's end token")
 
     def __post_init__(self) -> None:
+        if isinstance(self.stop, str | list):
+            object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
         self._check_types()
         t = self.temperature
         require(math.isfinite(t) and t >= 0, f"temperature must be 0 or more, got {t}")
@@ -67,9 +69,10 @@ class SamplingParams:
                 require(isinstance(value, int | float), f"{f.name} must be a number, got {value!r}")
             elif f.type == "int" or (f.name == "seed" and value is not None):
                 require(isinstance(value, int), f"{f.name} must be a whole number, got {value!r}")
-        strings = not isinstance(self.stop, str) and all(isinstance(text, str) for text in self.stop)
+        strings = isinstance(self.stop, Sequence) and all(isinstance(text, str) for text in self.stop)
         require(strings, f"stop must be a tuple of strings, got {self.stop!r}")
-        ids = all(isinstance(token, int) for token in (*self.stop_token_ids, *self.logit_bias))
+        tables = isinstance(self.stop_token_ids, Sequence) and isinstance(self.logit_bias, Mapping)
+        ids = tables and all(isinstance(token, int) for token in (*self.stop_token_ids, *self.logit_bias))
         require(ids, "stop_token_ids and the keys of logit_bias must be token ids (whole numbers)")
         finite = all(isinstance(bias, int | float) and math.isfinite(bias) for bias in self.logit_bias.values())
         require(finite, "the values of logit_bias must be finite numbers")

@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
         findings = measure(bench, store, stderr)
     except KeyboardInterrupt:
         where = f"results so far are in {store.folder}; go on with the same command and --out {store.folder}"
-        stderr.print(where, markup=False)
+        stderr.print(where, markup=False, soft_wrap=True)
         raise
     write(findings, record, store.folder, args.json)
     complaints = findings.complaints()
@@ -97,4 +97,4 @@ def write(findings: Findings, record: dict[str, Any], folder: Path, json_file: P
     console.width = max(console.width, TABLE_WIDTH)
     for table in rich_tables(shown):
         console.print(table, "")
-    console.print(f"run folder: {folder}", markup=False)
+    console.print(f"run folder: {folder}", markup=False, soft_wrap=True)

@@ -78,5 +78,6 @@ def stream(console: Console, llm: LLM, prompt: str, ids: list[int], params: Samp
         output = delta.output
     assert output is not None, "the last delta brings the output"
     speed = (f"{output.stats.tokens_per_second:.1f} tokens/s  ", "bold")
-    console.print("\n", Text.assemble(speed, census(output.origins)), "\n", sep="")
+    cut = "  stopped at the token limit" if output.finish_reason == "length" else ""
+    console.print("\n", Text.assemble(speed, census(output.origins), cut), "\n", sep="")
     return Run(method, prompt, output, llm.last_trace)

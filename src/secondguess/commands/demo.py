@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
             f"{' and '.join(lossy)} did not write plain decoding's tokens: this should not happen, please report it"
         )
         return 1
-    console.print(f'Next: {program()} generate {TARGET} "your own question" --show-tree')
+    console.print(f'Next: {program()} generate {TARGET} "your own question" --show-tree', soft_wrap=True)
     return 0
 
 

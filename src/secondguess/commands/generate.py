@@ -27,7 +27,8 @@ NOT_FLAGS = {"max_tokens", "logit_bias"}  # the one has another name, the other 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("target", metavar="TARGET", help="folder, hub id, .gguf file, or smollm2-135m")
     parser.add_argument("prompts", metavar="PROMPT", nargs="+", help="text to answer; - reads it from standard input")
-    parser.add_argument("--method", default="pr", help=f"comma-separated: {', '.join(METHODS)} (default: pr)")
+    methods = f"comma-separated: {', '.join(METHODS)}, with settings if wanted (pr:budget=24,m=2)"
+    parser.add_argument("--method", default="pr", help=f"{methods} (default: pr)")
     parser.add_argument("--drafter", help="folder, or name of one that ships (default: the one named like the method)")
     parser.add_argument("--dtype", default="float32", help="float32, float64, bfloat16 or float16 (default: float32)")
     parser.add_argument("--raw", action="store_true", help="continue the prompt as it is, without the chat template")
@@ -68,6 +69,7 @@ def generate(
     args: argparse.Namespace, methods: list[str], prompts: list[str], tree: TreeConfig, params: SamplingParams
 ) -> list[Run]:
     from secondguess.commands.compare import load, make_llms, prompt_ids, stdout_console
+    from secondguess.commands.show_text import legend
 
     target = load(args.target, args.dtype)
     ids = [prompt_ids(target, prompt, args.raw) for prompt in prompts]
@@ -79,6 +81,8 @@ def generate(
         # Drawn here, so that all methods draw the same noise.
         seed = secrets.randbits(32) if params.seed is None else params.seed
         runs += answer(console, llms, prompt, tokens, replace(params, seed=seed), args.show_tree)
+    if any(method != "ar" for method in methods):
+        console.print("", legend(), sep="\n")
     return runs
 
 
@@ -88,7 +92,6 @@ def answer(
     """One prompt by every method, and the table that compares them."""
     from secondguess.commands.compare import stream
     from secondguess.commands.show_table import table
-    from secondguess.commands.show_text import legend
     from secondguess.commands.show_tree import KEY, draw_tree
 
     runs = []
@@ -98,7 +101,7 @@ def answer(
             tokenizer: Any = llm.target.tokenizer
             console.print(KEY, draw_tree(run.trace, tokenizer.decode), "", sep="\n")
         runs.append(run)
-    console.print(legend(), "", table({run.method: [run] for run in runs}), sep="\n")
+    console.print(table({run.method: [run] for run in runs}))
     if params.temperature:
-        console.print(f"seed {params.seed}")
+        console.print(f"seed {params.seed} (--seed {params.seed} repeats it)")
     return runs

@@ -22,7 +22,7 @@ def add_dataclass(parser: ArgumentParser, cls: type[DataclassInstance], only: Co
     """Add one flag per field of a dataclass: ``grow_width: int = 6`` becomes ``--grow-width INT``, 6 by default.
 
     The help is the field's ``metadata["help"]``. Types: bool (``--x`` and ``--no-x``), int, float, str, Path, a
-    ``Literal``, ``tuple[T, ...]`` (one or more values) and ``T | None``. A field without a default is a required flag.
+    ``Literal``, ``tuple[T, ...]`` (the flag may be repeated) and ``T | None``. Without a default it is required.
     ``only`` names the fields to offer, all by default.
     """
     hints = get_type_hints(cls)
@@ -47,7 +47,7 @@ def _kind(hint: Any) -> dict[str, Any]:
     if get_origin(hint) in (Union, UnionType):
         return _kind(next(part for part in parts if part is not NoneType))
     if get_origin(hint) is tuple:
-        return {**_kind(parts[0]), "nargs": "+"}
+        return {**_kind(parts[0]), "action": "append"}
     if get_origin(hint) is Literal:
         return {"type": type(parts[0]), "choices": parts}
     if hint is bool:
@@ -62,4 +62,5 @@ def _default(field: Field[Any]) -> dict[str, Any]:
         return {"required": True, "help": text}
     default = field.default if field.default_factory is MISSING else field.default_factory()
     shown = f"(default: {default})" if default not in (None, ()) else ""
+    default = list(default) if isinstance(default, tuple) else default  # what argparse appends to
     return {"default": default, "help": f"{text} {shown}".strip()}

@@ -46,7 +46,7 @@ def table(by_method: dict[str, list[Run]]) -> Table:
     for method, runs in by_method.items():
         stats, same = total(runs), num_identical(runs, base)
         cells = (
-            str(stats.num_tokens),
+            str(sum(len(run.output.token_ids) for run in runs)),
             f"{stats.tokens_per_second:.1f}",
             f"{stats.acceptance_length:.2f}",
             f"{stats.tokens_per_second / base_speed:.2f}x" if base_speed else "-",

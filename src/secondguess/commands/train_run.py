@@ -19,6 +19,8 @@ def describe(setup: Setup) -> str:
     t, store = setup.trainer, setup.store
     c, size, missing = t.config, sum(p.numel() for p in t.drafter.parameters()), store.missing
     start = f", continuing at step {t.step}" if t.step else ""
+    if t.step == t.num_steps:
+        start = ", finished already"
     need = disk_need(setup.target, store.tokens(missing)) / 1e9
     captures = f"{len(missing)} of {len(store.shards)} shards missing, {need:.2f} GB more" if missing else "complete"
     return (
@@ -60,15 +62,15 @@ def held_out_lines(line: dict[str, Any]) -> str:
     """``step 200/900  level 0: held-out loss 2.10 2.40, top-1 0.51 0.44``: one number per unroll step."""
     held_out, start = line["held_out"], f"step {line['step']}/{line['of']}  "
     shown = []
-    for level in (level for level in (0, 1) if f"loss{level}" in held_out):
+    for level in (level for level in (0, 1) if held_out.get(f"loss{level}")):
         loss, top1 = numbers(held_out[f"loss{level}"]), numbers(held_out[f"top1_{level}"])
         shown.append(f"{start}level {level}: held-out loss {loss}, top-1 {top1}")
         start = " " * len(start)
-    return "\n".join(shown)
+    return "\n".join(shown) or f"{start}no response is held out"
 
 
 def numbers(values: list[float]) -> str:
-    return " ".join(f"{value:.2f}" for value in values) or "nothing"
+    return " ".join(f"{value:.2f}" for value in values)
 
 
 @contextmanager

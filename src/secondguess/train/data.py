@@ -53,7 +53,8 @@ def parse_response(line: str, where: str, vocab_size: int) -> Response:
         row = json.loads(line)
         response = Response(str(row["id"]), tuple(row["input_ids"]), row["prompt_len"])
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise UserError(f"{where}: not a response row ({error!r})") from None
+        what = f"it has no {error}" if isinstance(error, KeyError) else f"not JSON: {error}"
+        raise UserError(f"{where}: not a response row, {what}") from None
     if not all(type(n) is int for n in (response.prompt_len, *response.input_ids)):
         raise UserError(f"{where}: prompt_len and input_ids must be whole numbers")
     if not 1 <= response.prompt_len < len(response.input_ids):

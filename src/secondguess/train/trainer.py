@@ -42,7 +42,8 @@ class Trainer:
         self.training, self.held_out = split_held_out(responses, config.held_out)
         self.steps_per_epoch = len(self.training) // config.batch_size
         if self.steps_per_epoch == 0:
-            raise UserError(f"{len(self.training)} training responses do not fill one batch of {config.batch_size}")
+            few = f"{len(self.training)} training responses do not fill one batch of {config.batch_size}"
+            raise UserError(f"{few}: give more, or a smaller batch_size")
         self.num_steps = config.epochs * self.steps_per_epoch
         counts = count_tokens((responses[i].answer for i in self.training), target.spec.vocab_size)
         target_ids = choose_vocab(counts, config.draft_vocab_size)
