@@ -24,6 +24,8 @@ COMMANDS = {
     "generate": "continue prompts with one or more decoding methods",
     "bench": "acceptance length and speed of methods on tasks, timed live",
     "eval": "acceptance of drafters on tasks by replay, without verification or timing",
+    "trace": "record every cycle's draft tree on tasks, by replay",
+    "tree": "draw one cycle's draft tree of a trace",
     "prepare": "training data: the target's own answers to your prompts",
     "train": "train an EAGLE-3.1 or PR drafter from a config file",
 }
