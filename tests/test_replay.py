@@ -22,7 +22,7 @@ from secondguess.llm import LLM
 from secondguess.methods import make_speculator, parse_method
 from secondguess.testing import tiny_drafter, tiny_target
 from secondguess.types import DraftTree, SamplingParams, Verdict
-from tiny_folder import save_tiny
+from tiny_folder import tiny_workload
 
 TREE = TreeConfig(budget=10, num_steps=4, grow_width=3, offer_width=3)
 PROMPTS = [Prompt("t", str(i), tuple((5 * i + 3 * j) % 63 + 1 for j in range(1 + i % 7))) for i in range(20)]
@@ -196,14 +196,8 @@ def test_paired_gain() -> None:
 @pytest.fixture
 def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Runs a command on a tiny target and its drafter, with two tasks of two prompts, in an empty folder."""
-    save_tiny(tmp_path)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("SECONDGUESS_CACHE", str(tmp_path / "cache"))
-    for task in ("one", "two"):
-        rows = [{"id": f"{task}{i}", "turns": [f"{task} {i}"]} for i in range(2)]
-        Path(f"{task}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    fixed = ("--tasks", "one.jsonl,two.jsonl", "--max-new-tokens", "12", "--drafter", "drafters/pr")
-    return lambda name, *more: main([name, "target", *fixed, *more])
+    fixed = tiny_workload(tmp_path, monkeypatch)
+    return lambda name, *more: main([name, *fixed, *more])
 
 
 def test_eval_finds_what_bench_finds(command, capsys) -> None:

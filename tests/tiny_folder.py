@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -34,3 +36,17 @@ def save_tiny(folder: Path, seed: int = 0) -> Path:
     stranger = tiny_target("llama", seed + 1, vocab_size=257)
     save_drafter(tiny_drafter(stranger), folder / "drafters" / "other", {"target": "another"})
     return folder
+
+
+def tiny_workload(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
+    """``save_tiny`` and two tasks of two prompts in ``folder``, which becomes the current one; the flags that use them.
+
+    What is cached stays in ``folder``.
+    """
+    save_tiny(folder)
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("SECONDGUESS_CACHE", str(folder / "cache"))
+    for task in ("one", "two"):
+        rows = [{"id": f"{task}{i}", "turns": [f"{task} {i}"]} for i in range(2)]
+        Path(f"{task}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return ("target", "--tasks", "one.jsonl,two.jsonl", "--max-new-tokens", "12", "--drafter", "drafters/pr")

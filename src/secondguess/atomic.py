@@ -26,6 +26,16 @@ def replacing(path: Path) -> Generator[Path]:
         temporary.unlink(missing_ok=True)
 
 
+@contextmanager
+def writing(path: Path) -> Generator[Path]:
+    """As ``replacing``, but a device, pipe or link (``/dev/stdout``) is written in place: renaming would replace it."""
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        yield path
+        return
+    with replacing(path) as temporary:
+        yield temporary
+
+
 def check_folder(folder: Path) -> None:
     """Raise UserError if ``folder`` can be no folder because a file stands in its way."""
     nearest = next(p for p in (folder, *folder.absolute().parents) if p.exists())

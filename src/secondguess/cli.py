@@ -26,6 +26,9 @@ COMMANDS = {
     "generate": "continue prompts with one or more decoding methods",
     "bench": "acceptance length and speed of methods on tasks, timed live",
     "eval": "acceptance of drafters on tasks by replay, without verification or timing",
+    "trace": "record every cycle's draft tree on tasks, by replay",
+    "tree": "draw one cycle's draft tree of a trace",
+    "diagnose": "where a PR drafter fails, and what its second look recovers and breaks",
     "prepare": "training data: the target's own answers to your prompts",
     "train": "train an EAGLE-3.1 or PR drafter from a config file",
 }

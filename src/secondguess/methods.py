@@ -11,6 +11,7 @@ from secondguess.config import TreeConfig
 from secondguess.errors import UserError, did_you_mean
 
 if TYPE_CHECKING:
+    from secondguess.drafter.model import Drafter
     from secondguess.engine.speculate import Speculator
     from secondguess.target.hf import HFTarget
 
@@ -91,10 +92,7 @@ def split_methods(text: str) -> list[str]:
 def make_speculator(
     method: Method, target: HFTarget, drafter: str | Path | None, num_slots: int, num_columns: int
 ) -> Speculator:
-    """The speculator of a method. ``drafter``: a folder or the name of one that ships; None takes the method's own.
-
-    Raises UserError when there is no such drafter, or it does not fit the target or the method.
-    """
+    """The speculator of a method. ``drafter``: see ``open_drafter``, whose errors it raises."""
     from secondguess.engine.ngram import Ngram
     from secondguess.engine.speculate import Plain
 
@@ -102,9 +100,18 @@ def make_speculator(
         return Plain()
     if method.name == "ngram":
         return Ngram(method.tree)
+    from secondguess.drafter.speculator import EagleSpeculator
+
+    return EagleSpeculator(open_drafter(method, target, drafter), method.tree, num_slots, num_columns)
+
+
+def open_drafter(method: Method, target: HFTarget, drafter: str | Path | None) -> Drafter:
+    """The network of a method. ``drafter``: a folder or the name of one that ships; None takes the method's own.
+
+    Raises UserError when there is no such drafter, or it does not fit the target or the method.
+    """
     from secondguess.drafter.checkpoint import load_drafter
     from secondguess.drafter.shipped import find_drafter
-    from secondguess.drafter.speculator import EagleSpeculator
     from secondguess.target.linear import can_pack, pack_linears
 
     folder = find_drafter(drafter, method.name, target.embedding)
@@ -115,4 +122,4 @@ def make_speculator(
         raise UserError(f"offer_width must be at most {loaded.config.draft_vocab_size}, the vocabulary of {folder}")
     if can_pack(loaded):
         pack_linears(loaded)
-    return EagleSpeculator(loaded, method.tree, num_slots, num_columns)
+    return loaded

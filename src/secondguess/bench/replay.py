@@ -19,7 +19,7 @@ from secondguess.engine.cycle import CycleTrace
 from secondguess.engine.speculate import Accepted, Roots, Speculator
 from secondguess.target.base import Target, causal_rows
 from secondguess.tree.walk import walk
-from secondguess.types import DraftTree
+from secondguess.types import DraftTree, TargetOut
 
 # Hears of every cycle: which texts took part, in the order of the trace's rows, and what happened.
 Listener = Callable[[Sequence[int], CycleTrace], None]
@@ -35,15 +35,24 @@ class Text:
     num_written: int  # prompt and answer
 
 
-@torch.no_grad()
 def read(target: Target, transcript: Transcript) -> Text:
     """Run the target over a transcript, once for all drafters."""
+    return text_of(transcript, prefill(target, transcript, last_only=True))
+
+
+@torch.no_grad()
+def prefill(target: Target, transcript: Transcript, last_only: bool) -> TargetOut:
+    """The target over prompt and answer, a request of its own. ``last_only``: see ``Target.forward``."""
     written = transcript.prompt_ids + transcript.answer_ids
     cache = target.new_cache(1, len(written))
     zero_1 = torch.zeros(1, dtype=torch.int64, device=target.spec.device)
     ids_1T = torch.tensor([written], device=target.spec.device)
-    out = target.forward(causal_rows(zero_1, ids_1T), cache, last_only=True)
-    return Text([*written, *transcript.beyond_ids], out.taps_RNLH[0], len(transcript.prompt_ids), len(written))
+    return target.forward(causal_rows(zero_1, ids_1T), cache, last_only)
+
+
+def text_of(transcript: Transcript, out: TargetOut) -> Text:
+    num_prompt, ids = len(transcript.prompt_ids), transcript.prompt_ids + transcript.answer_ids
+    return Text([*ids, *transcript.beyond_ids], out.taps_RNLH[0], num_prompt, len(ids))
 
 
 def replay(speculator: Speculator, texts: Sequence[Text], listen: Listener) -> None:

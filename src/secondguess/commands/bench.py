@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from secondguess.bench.peers.known import KNOWN
 from secondguess.commands.progress import progress
-from secondguess.commands.record import add_json, make_record, write_json
+from secondguess.commands.record import add_json, make_record, passport, write_json
 from secondguess.commands.workload import add_workload, check, comma_separated
 
 if TYPE_CHECKING:
@@ -91,8 +91,7 @@ def write(findings: Findings, record: dict[str, Any], folder: Path, json_file: P
         write_json(path, record, "rows", rows)
     audits = [key._asdict() | asdict(audit) for key, audit in findings.audits.items()]
     write_json(folder / "audits.json", record, "results", audits)
-    passport = f"`{record['command']}`, revision {record['revision']}, {record['machine']['cpu']}, {record['time']}"
-    (folder / "table.md").write_text(f"{passport}\n\n{markdown(shown)}", encoding="utf-8")
+    (folder / "table.md").write_text(f"{passport(record)}\n\n{markdown(shown)}", encoding="utf-8")
     console = stdout_console()
     console.width = max(console.width, TABLE_WIDTH)
     for table in rich_tables(shown):

@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from secondguess.commands.record import add_json, make_record, write_json
-from secondguess.commands.workload import add_workload, check
+from secondguess.commands.workload import add_replay_batch, add_workload, check_drafting
 from secondguess.errors import UserError
 
 if TYPE_CHECKING:
@@ -15,16 +15,14 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_workload(parser, "what drafts nothing is left out")
-    together = "texts decoded or replayed together; changes no result (default: 16)"
-    parser.add_argument("--batch-size", type=int, default=16, metavar="INT", help=together)
+    add_replay_batch(parser)
     against = "the method that gains are counted over, at the same budget (default: the first)"
     parser.add_argument("--against", metavar="METHOD", help=against)
     add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    methods, prompts = check(args)
-    methods = [m for m in methods if m.name != "ar"]
+    methods, prompts = check_drafting(args)
     against = baseline(methods, args.against)
 
     from rich.console import Console
@@ -44,9 +42,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def baseline(methods: list[Method], typed: str | None) -> str:
-    """The method that others are compared with. Raises UserError when it does not take part, or nothing drafts."""
-    if not methods:
-        raise UserError("nothing to replay: name a method that drafts")
+    """The method that others are compared with. Raises UserError when it does not take part."""
     names = list(dict.fromkeys(m.typed for m in methods))
     if typed is not None and typed not in names:
         raise UserError(f"--against {typed} is none of the methods that draft: {', '.join(names)}")

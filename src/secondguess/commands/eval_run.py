@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from secondguess.bench.acceptance import Tally, count, measure
 from secondguess.bench.metrics import is_looping
 from secondguess.bench.plan import shape
-from secondguess.bench.replay import read, replay
 from secondguess.bench.tasks import TaskPrompt
-from secondguess.bench.transcript import BEYOND, Transcript
-from secondguess.commands.conversations import encode_all, transcribe
-from secondguess.commands.progress import progress
-from secondguess.engine.thread import run
-from secondguess.errors import UserError
-from secondguess.methods import Method, make_speculator
+from secondguess.commands.recordings import recordings, replay_all
+from secondguess.engine.cycle import CycleTrace
+from secondguess.methods import Method
 from secondguess.target.hf import HFTarget
-from secondguess.types import SamplingParams
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -35,48 +31,23 @@ def evaluate(
     console: Console,
 ) -> list[Row]:
     """One row per temperature, task and method, in this order, and over all tasks if there are several."""
-    if any(m.tree.num_steps > BEYOND for m in methods):
-        raise UserError(f"replay knows {BEYOND} tokens past the end of a text: num_steps must be at most that")
-    encoded = encode_all(target, prompts, args.max_new_tokens, args.batch_size, console)
     rows = []
-    for temperature in args.temperatures:
-        params = SamplingParams(temperature=temperature, seed=args.seed, max_tokens=args.max_new_tokens)
-        transcripts = transcribe(target, encoded, params, args.batch_size, console)
-        tallies = replay_all(target, methods, args.drafter, transcripts, args.batch_size, console)
-        tasks = [
-            [i for i, p in enumerate(encoded) if p.task == task] for task in dict.fromkeys(p.task for p in encoded)
-        ]
+    for recording in recordings(args, target, methods, prompts, console):
+        tallies = {m: [Tally(is_looping(t.answer_ids)) for t in recording.transcripts] for m in methods}
+        replay_all(args, target, methods, recording, partial(tally, tallies), console)
+        names = [p.task for p in recording.prompts]
+        tasks = [[i for i, name in enumerate(names) if name == task] for task in dict.fromkeys(names)]
         if len(tasks) > 1:
-            tasks.append(list(range(len(encoded))))
+            tasks.append(list(range(len(names))))
         for part in tasks:
-            names = {encoded[i].task for i in part}
-            task = names.pop() if len(names) == 1 else "all tasks"
-            rows += [row(m, task, temperature, tallies, part, against) for m in methods]
+            of = {names[i] for i in part}
+            task = of.pop() if len(of) == 1 else "all tasks"
+            rows += [row(m, task, recording.temperature, tallies, part, against) for m in methods]
     return rows
 
 
-def replay_all(
-    target: HFTarget,
-    methods: Sequence[Method],
-    drafter: str | None,
-    transcripts: Sequence[Transcript],
-    batch_size: int,
-    console: Console,
-) -> dict[Method, list[Tally]]:
-    """A tally per method and transcript. The target runs once over each, whatever the number of methods."""
-    columns = max(len(t.prompt_ids) + len(t.answer_ids) for t in transcripts) + BEYOND
-    given = {m: drafter if m.has_drafter else None for m in methods}
-    speculators = {m: run(make_speculator, m, target, given[m], batch_size, columns) for m in methods}
-    tallies = {m: [Tally(is_looping(t.answer_ids)) for t in transcripts] for m in methods}
-    with progress(console) as bar:
-        task = bar.add_task("replay", total=len(transcripts) * len(methods))
-        for start in range(0, len(transcripts), batch_size):
-            texts = [run(read, target, t) for t in transcripts[start : start + batch_size]]
-            for method, speculator in speculators.items():
-                part = tallies[method][start : start + batch_size]
-                run(replay, speculator, texts, lambda running, trace, part=part: count(part, running, trace))
-                bar.advance(task, len(texts))
-    return tallies
+def tally(tallies: dict[Method, list[Tally]], method: Method, texts: Sequence[int], trace: CycleTrace) -> None:
+    count(tallies[method], texts, trace)
 
 
 def row(

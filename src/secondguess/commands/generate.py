@@ -99,7 +99,7 @@ def answer(
         run = stream(console, llm, prompt, ids, params)
         if show_tree and run.trace and llm.method.has_drafter:
             tokenizer: Any = llm.target.tokenizer
-            console.print(KEY, draw_tree(run.trace, tokenizer.decode), "", sep="\n")
+            console.print(f"last draft tree: {KEY}", draw_tree(run.trace, tokenizer.decode), "", sep="\n")
         runs.append(run)
     console.print(table({run.method: [run] for run in runs}))
     if params.temperature:

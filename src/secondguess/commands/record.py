@@ -14,15 +14,15 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from secondguess.atomic import replacing, temporary_name
+from secondguess.atomic import temporary_name, writing
 
 START = b'{\n  "record": {'  # of every file that write_json wrote
 PACKAGES = ("secondguess", "torch", "transformers")
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
-    """Add ``--json FILE``. A place that cannot be written is found out here, not after an hour of work."""
-    parser.add_argument("--json", type=_output_file, metavar="FILE", help="also write the result to FILE, for machines")
+    """Add ``--json FILE``."""
+    parser.add_argument("--json", type=output_file, metavar="FILE", help="also write the result to FILE, for machines")
 
 
 def make_record(argv: Sequence[str] | None = None) -> dict[str, Any]:
@@ -36,20 +36,20 @@ def make_record(argv: Sequence[str] | None = None) -> dict[str, Any]:
     }
 
 
-def write_json(path: Path, record: Mapping[str, Any], rows_key: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write ``{"record": record, rows_key: rows}`` to a temporary name and rename it: the file is whole, old or new.
+def passport(record: Mapping[str, Any]) -> str:
+    """The line above a table in Markdown: what made it."""
+    return f"`{record['command']}`, revision {record['revision']}, {record['machine']['cpu']}, {record['time']}"
 
-    A device, pipe or link (``/dev/stdout``) is written in place: renaming would replace it.
-    """
+
+def write_json(path: Path, record: Mapping[str, Any], rows_key: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write ``{"record": record, rows_key: rows}``: the file is whole, old or new."""
     text = json.dumps({"record": record, rows_key: rows}, indent=2, ensure_ascii=False) + "\n"
-    if path.is_symlink() or (path.exists() and not path.is_file()):
-        path.write_text(text, encoding="utf-8")
-        return
-    with replacing(path) as temporary:
+    with writing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
-def _output_file(text: str) -> Path:
+def output_file(text: str) -> Path:
+    """What a flag that names a file to write reads: a place that cannot be written is found out before the work."""
     path = Path(text)
     if path.is_dir():
         raise argparse.ArgumentTypeError(f"{text} is a folder; name a file in it")

@@ -11,7 +11,7 @@ from rich.tree import Tree
 from secondguess.commands.show_text import STYLES
 from secondguess.engine.cycle import CycleTrace
 
-KEY = "last draft tree: the drafter's probability after the parent, 0 for level 0, R for refined"
+KEY = "the drafter's probability after the parent, 0 for level 0, R for refined"
 
 
 def draw_tree(trace: CycleTrace, decode: Callable[[int], str]) -> Tree:

@@ -1,4 +1,4 @@
-"""The flags that ``bench`` and ``eval`` share: methods and tree shapes, tasks, temperatures."""
+"""The flags that commands over tasks share: methods and tree shapes, tasks, temperatures."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ MAX_BATCH = 4096
 DEFAULT_TASKS = ("gsm8k", "mt_bench", "humaneval")
 
 
-def add_workload(parser: argparse.ArgumentParser, more: str) -> None:
-    """``more`` is what the help of ``--method`` adds."""
+def add_workload(parser: argparse.ArgumentParser, more: str, method: str = "ar,eagle3.1,pr") -> None:
+    """``more`` is what the help of ``--method`` adds, ``method`` its default."""
     add, words, ints, floats = parser.add_argument, comma_separated(str), comma_separated(int), comma_separated(float)
     add("target", metavar="TARGET", help="folder, hub id, .gguf file, or smollm2-135m")
     methods = f"comma-separated: {', '.join(METHODS)}, with settings if wanted (pr:m=0); {more}"
-    add("--method", default="ar,eagle3.1,pr", help=f"{methods} (default: ar,eagle3.1,pr)")
+    add("--method", default=method, help=f"{methods} (default: {method})")
     tasks = f"comma-separated: {', '.join(TASKS)}, or paths of JSONL files"
     add("--tasks", type=words, default=DEFAULT_TASKS, help=f"{tasks} (default: {','.join(DEFAULT_TASKS)})")
     add(
@@ -42,6 +42,11 @@ def add_workload(parser: argparse.ArgumentParser, more: str) -> None:
     add("--drafter", help="folder, or name of one that ships (default: the one named like the method)")
     add("--dtype", default="float32", help="float32, float64, bfloat16 or float16 (default: float32)")
     add_dataclass(parser, TreeConfig, ("grow_width", "offer_width", "num_steps", "num_reconsider"))
+
+
+def add_replay_batch(parser: argparse.ArgumentParser) -> None:
+    together = "texts decoded or replayed together; changes no result (default: 16)"
+    parser.add_argument("--batch-size", type=int, default=16, metavar="INT", help=together)
 
 
 def comma_separated(kind: Callable[[str], T]) -> Callable[[str], tuple[T, ...]]:
@@ -68,3 +73,12 @@ def check(args: argparse.Namespace) -> tuple[list[Method], list[TaskPrompt]]:
     for tree in trees:
         refuse_unused(methods, tree)
     return methods, load_tasks(args.tasks, args.data_dir, args.limit, args.seed)
+
+
+def check_drafting(args: argparse.Namespace) -> tuple[list[Method], list[TaskPrompt]]:
+    """As ``check``, for replay: plain decoding is left out. Raises UserError if no other method was named."""
+    methods, prompts = check(args)
+    drafting = [m for m in methods if m.name != "ar"]
+    if not drafting:
+        raise UserError("nothing to replay: name a method that drafts")
+    return drafting, prompts

@@ -65,10 +65,15 @@ class EagleSpeculator:
 
     @torch.inference_mode()
     def draft(self, roots: Roots) -> DraftTree:
+        root, round_ = self.begin(roots)
+        return grow(self.config, root, round_.forward)
+
+    def begin(self, roots: Roots) -> tuple[Root, Round]:
+        """Extend over what was accepted: what the roots offer, and the round that forwards their descendants."""
         slots = [self.slots[s] for s in roots.slots]
         round_ = Round(self, list(roots.slots), self.extend(list(roots.slots), slots), [s.num_columns for s in slots])
         tokens_R = torch.tensor(roots.tokens, device=round_.features_RYH.device)
-        return grow(self.config, Root(tokens_R, round_.root_offers()), round_.forward)
+        return Root(tokens_R, round_.root_offers()), round_
 
     def extend(self, numbers: list[int], slots: list[Slot]) -> Tensor:
         """Run M over the waiting pairs with the target's true features; return the newest pair's feature [R, H]."""

@@ -1,0 +1,79 @@
+"""Plain decoding's texts for a command's prompts, and drafters replayed over them."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from secondguess.bench.plan import Prompt
+from secondguess.bench.replay import read, replay
+from secondguess.bench.tasks import TaskPrompt
+from secondguess.bench.transcript import BEYOND, Transcript
+from secondguess.commands.conversations import encode_all, transcribe
+from secondguess.commands.progress import progress
+from secondguess.engine.cycle import CycleTrace
+from secondguess.engine.thread import run
+from secondguess.errors import UserError
+from secondguess.methods import Method, make_speculator
+from secondguess.target.hf import HFTarget
+from secondguess.types import SamplingParams
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+# Hears of every cycle: method, which transcripts took part, in the order of the trace's rows, and what happened.
+Listener = Callable[[Method, Sequence[int], CycleTrace], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """The texts of all prompts at one temperature, in the order of the prompts."""
+
+    temperature: float
+    prompts: list[Prompt]
+    transcripts: list[Transcript]
+
+    @property
+    def num_columns(self) -> int:
+        """Room that a drafter needs in its cache."""
+        return max(len(t.prompt_ids) + len(t.answer_ids) for t in self.transcripts) + BEYOND
+
+
+def recordings(
+    args: argparse.Namespace, target: HFTarget, methods: list[Method], prompts: list[TaskPrompt], console: Console
+) -> Iterator[Recording]:
+    """One per temperature. Raises UserError if ``methods`` draft further than the texts are known."""
+    if any(m.tree.num_steps > BEYOND for m in methods):
+        raise UserError(f"replay knows {BEYOND} tokens past the end of a text: num_steps must be at most that")
+    encoded = encode_all(target, prompts, args.max_new_tokens, args.batch_size, console)
+    for temperature in args.temperatures:
+        params = SamplingParams(temperature=temperature, seed=args.seed, max_tokens=args.max_new_tokens)
+        yield Recording(temperature, encoded, transcribe(target, encoded, params, args.batch_size, console))
+
+
+def replay_all(
+    args: argparse.Namespace,
+    target: HFTarget,
+    methods: Sequence[Method],
+    recording: Recording,
+    listen: Listener,
+    console: Console,
+) -> None:
+    """Replay every method over every text. The target runs once over each, whatever the number of methods."""
+    transcripts, size = recording.transcripts, args.batch_size
+    given = {m: args.drafter if m.has_drafter else None for m in methods}
+    speculators = {m: run(make_speculator, m, target, given[m], size, recording.num_columns) for m in methods}
+    with progress(console) as bar:
+        task = bar.add_task("replay", total=len(transcripts) * len(methods))
+        for start in range(0, len(transcripts), size):
+            texts = [run(read, target, t) for t in transcripts[start : start + size]]
+            for method, speculator in speculators.items():
+                run(replay, speculator, texts, shifted(listen, method, start))
+                bar.advance(task, len(texts))
+
+
+def shifted(listen: Listener, method: Method, start: int) -> Callable[[Sequence[int], CycleTrace], None]:
+    """Texts of a batch, by their numbers among all."""
+    return lambda running, trace: listen(method, [start + i for i in running], trace)
