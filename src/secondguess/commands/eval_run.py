@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from secondguess.bench.acceptance import Tally, count, measure
@@ -15,6 +16,7 @@ from secondguess.bench.transcript import BEYOND, Transcript, TranscriptStore, re
 from secondguess.commands.progress import progress
 from secondguess.commands.record import make_record
 from secondguess.commands.workload import encode
+from secondguess.drafter.model import Drafter
 from secondguess.engine.thread import run
 from secondguess.errors import UserError
 from secondguess.llm import LLM
@@ -94,7 +96,8 @@ def replay_all(
     """A tally per method and transcript. The target runs once over each, whatever the number of methods."""
     columns = max(len(t.prompt_ids) + len(t.answer_ids) for t in transcripts) + BEYOND
     given = {m: drafter if m.has_drafter else None for m in methods}
-    speculators = {m: run(make_speculator, m, target, given[m], batch_size, columns) for m in methods}
+    loaded: dict[Path, Drafter] = {}
+    speculators = {m: run(make_speculator, m, target, given[m], batch_size, columns, loaded) for m in methods}
     tallies = {m: [Tally(is_looping(t.answer_ids)) for t in transcripts] for m in methods}
     with progress(console) as bar:
         task = bar.add_task("replay", total=len(transcripts) * len(methods))
