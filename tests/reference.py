@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from secondguess.config import TreeConfig
+from test_noise import word as noise_word
 
 ZERO = np.float32(0)
 
@@ -24,6 +25,8 @@ class Look:
     feature: int
     children: tuple[tuple[int, np.float32], ...]  # (token, log-prob)
     confidence: float
+    doubt: float = 0.0  # its entropy or margin, say
+    ranking: tuple[tuple[int, np.float32], ...] = ()  # of all tokens, best first; ``children`` are its first
 
 
 UNSEEN = Look(-1, (), 0.0)  # of a node that has not been forwarded
@@ -52,7 +55,8 @@ class Node:
     level: int = 0
     fed: int = -1
     look: Look = UNSEEN
-    children: dict[int, Node] = field(default_factory=dict)
+    pinned: np.float32 | None = None  # the path score, if it does not follow the edges above
+    children: list[Node] = field(default_factory=list)
 
     @property
     def depth(self) -> int:
@@ -60,6 +64,8 @@ class Node:
 
     @property
     def score(self) -> np.float32:
+        if self.pinned is not None:
+            return self.pinned
         return ZERO if self.parent is None else np.float32(self.parent.score + self.logp)
 
     def above(self) -> list[Node]:
@@ -73,39 +79,58 @@ class Grower:
     """The drafting loop of the design, on nodes that know their parents."""
 
     def __init__(self, config: TreeConfig, token: int, first: Look, drafter: Drafter) -> None:
-        self.config, self.drafter = config, drafter
+        self.config, self.switches, self.drafter = config, config.reconsider, drafter
         self.root = Node(token, None, 0, look=first)
         self.nodes = [self.root]
+        self.scores: dict[Node, np.float32] = {self.root: ZERO}  # before the step
         self.glances: list[list[Glance]] = []
-
-    def offer(self, parent: Node, look: Look, level: int) -> list[Node]:
-        """Add the children in ``look``; return those that it created or whose edge it won."""
-        changed = []
-        for token, logp in look.children:
-            if logp == -math.inf:
-                continue
-            child = parent.children.get(token)
-            if child is None:
-                child = Node(token, parent, len(self.nodes), logp, level, look.feature)
-                parent.children[token] = child
-                self.nodes.append(child)
-            elif logp > child.logp:
-                child.logp, child.level = logp, level
-                if child.look is UNSEEN:
-                    child.fed = look.feature
-            else:
-                continue
-            changed.append(child)
-        return changed
+        self.num_reconsidered = 0
 
     def run(self) -> list[Node]:
-        new = self.offer(self.root, self.root.look, 0)
-        prev = [self.root]
-        for _ in range(1, self.config.num_steps):
+        new = self.offer(self.root, self.root.look)
+        prev, waiting = [self.root], [self.root] if self.switches.root_eligible else []
+        for step in range(1, self.config.num_steps):
             grown = sorted(new, key=Node.rank)[: self.config.grow_width]
-            hesitant = sorted(prev, key=lambda n: (n.look.confidence, n.rank()))[: self.config.num_reconsider]
+            grown += self.more_children(prev, grown)
+            hesitant = self.hesitant(waiting, step)
             new, prev = self.forward(grown, hesitant), grown
+            any_ = self.switches.pool == "any_unreconsidered"
+            waiting = [n for n in waiting if any_ and n not in hesitant] + grown
         return self.cut()
+
+    def more_children(self, prev: list[Node], grown: list[Node]) -> list[Node]:
+        """Of the least confident nodes of the previous batch the best child that nobody has forwarded."""
+        best = {}
+        for node in prev:
+            if waiting := [c for c in node.children if c.look is UNSEEN and c not in grown]:
+                best[node] = min(waiting, key=Node.rank)
+        chosen = sorted(best, key=lambda n: (n.look.confidence, n.rank()))
+        return [best[n] for n in chosen[: self.config.extra_advance]]
+
+    def hesitant(self, waiting: list[Node], step: int) -> list[Node]:
+        s = self.switches
+        if s.reconsider_steps is not None and step > s.reconsider_steps:
+            return []
+        unsure = [n for n in waiting if n.look.confidence <= s.threshold]
+        room = self.config.num_reconsider
+        if s.reconsider_cap is not None:
+            room = min(room, s.reconsider_cap - self.num_reconsidered)
+        chosen = sorted(unsure, key=lambda n: (-self.doubt(n), n.rank()))[:room]
+        self.num_reconsidered += len(chosen)
+        return chosen
+
+    def doubt(self, node: Node) -> float:
+        look = node.look
+        match self.switches.select:
+            case "low_top1":
+                return -look.confidence
+            case "path":
+                return float(node.score + np.log1p(np.float32(-look.confidence)))
+            case "random":
+                word = noise_word(self.root.token, 0, 0, (node.depth << 52) + node.token)
+                return float(word - 2**64 if word >= 2**63 else word)
+            case _:
+                return look.doubt
 
     def forward(self, grown: list[Node], hesitant: list[Node]) -> list[Node]:
         glances = []
@@ -113,18 +138,75 @@ class Grower:
             seen = sorted_tuple(a.look.feature for a in node.above())
             glances.append(Glance(0, node.token, node.fed, node.depth, seen))
         for node in hesitant:
-            seen = sorted_tuple(a.look.feature for a in [*node.above(), node])
+            own = [node] if self.switches.see_own_level0 else []
+            seen = sorted_tuple(a.look.feature for a in [*node.above(), *own])
             glances.append(Glance(1, None, node.look.feature, node.depth, seen))
         looks = [self.drafter(g) for g in glances]
         self.glances.append(glances)
+        self.scores = {node: node.score for node in self.nodes}
         for node, look in zip(grown, looks, strict=False):
             node.look = look
         new = []
         for node, look in zip(grown, looks, strict=False):
-            new += self.offer(node, look, 0)
+            new += self.offer(node, look)
         for node, look in zip(hesitant, looks[len(grown) :], strict=True):
-            new += [child for child in self.offer(node, look, 1) if child.look is UNSEEN]
+            new += self.offer_again(node, look)
         return new
+
+    def offer(self, parent: Node, look: Look) -> list[Node]:
+        """The children of a level-0 look."""
+        return [self.create(parent, t, logp, 0, look.feature) for t, logp in look.children if logp > -math.inf]
+
+    def offer_again(self, parent: Node, look: Look) -> list[Node]:
+        """What a level-1 look does to the children of its node; returns those that may be grown next."""
+        s = self.switches
+        feature = look.feature if s.child_feature == "level1" else parent.look.feature
+        known = {token for token, _ in parent.look.children}
+        offered = list(look.children)
+        if s.merge == "novel_only":
+            offered = [(t, logp) for t, logp in look.ranking if t not in known]
+        offered = offered[: s.refined_offer_width or self.config.offer_width]
+        opinion = dict(look.ranking if s.merge == "rescore_all" else offered)
+        siblings = {c.token: c for c in parent.children}
+        won = [c for c in siblings.values() if self.settle(c, opinion.get(c.token, np.float32(-math.inf)))]
+        for child in won:
+            child.level = 1
+            if child.look is UNSEEN:
+                child.fed = feature
+        novel = [
+            self.create(parent, t, logp, 1, feature)
+            for t, logp in offered
+            if logp > -math.inf and (t not in siblings or s.merge == "append")
+        ]
+        return [c for c in won if c.look is UNSEEN] + novel
+
+    def settle(self, child: Node, second: np.float32) -> bool:
+        """Give the edge the log-prob that it has after the second look, and say whether level 1 wins it."""
+        first, merge = child.logp, self.switches.merge
+        if second == -math.inf or merge in ("drop", "novel_only", "append"):
+            return False
+        if merge == "max":
+            self.rescore(child, max(first, second))
+        elif merge == "logmean":
+            self.rescore(child, np.float32((first + second) / np.float32(2)))
+        else:
+            self.rescore(child, second)
+            return True
+        return bool(second > first)
+
+    def rescore(self, child: Node, logp: np.float32) -> None:
+        if logp != child.logp:
+            child.logp = logp
+            if not self.switches.propagate:
+                assert child.parent
+                child.pinned = np.float32(self.scores[child.parent] + logp)
+
+    def create(self, parent: Node, token: int, logp: np.float32, level: int, fed: int) -> Node:
+        pinned = None if self.switches.propagate else np.float32(self.scores[parent] + logp)
+        child = Node(token, parent, len(self.nodes), logp, level, fed, pinned=pinned)
+        parent.children.append(child)
+        self.nodes.append(child)
+        return child
 
     def cut(self) -> list[Node]:
         tree = [self.root]

@@ -206,7 +206,7 @@ def test_diagnose_agrees_with_eval(command, capsys) -> None:
     assert accepted == round((whole["acceptance_length"] - 1) * whole["num_cycles"])
     assert sum(b["true"]["hits"] for b in found["calibration"][ALL]) == accepted
     assert len(list(Path("found/here").iterdir())) == 10
-    assert Path("found/here/table7.md").read_text().startswith("`secondguess ")
+    assert Path("found/here/table7.md").read_text().startswith("`secondguess")
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
 
 from secondguess.errors import require
+from secondguess.fields import check_choices
 
 
 def option(default: Any, help: str) -> Any:
@@ -19,15 +20,65 @@ LIMITS = {
     "grow_width": (1, 256),
     "offer_width": (1, 256),
     "num_reconsider": (0, 256),
+    "extra_advance": (0, 256),
 }
 MAX_OFFERS = 2**20  # in one draft: ``tree.candidates.pack`` numbers them with 20 bits
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reconsider:
+    """How nodes get their second look: what the paper (arXiv 2611.05724) leaves open, the likeliest reading first.
+
+    A node's level-0 feature f offers its children with log-probs q0, its level-1 feature f' with q1. ``merge``:
+
+    - ``max`` a token offered by both keeps the larger; ``replace`` it takes q1; ``logmean`` it takes their mean
+    - ``rescore_all`` every child takes q1, whether f' offers it or not
+    - ``drop`` it keeps q0; ``novel_only`` the same, and f' offers its best outside of what f has offered
+    - ``append`` both stay, as siblings with the same token
+
+    ``select``, first come: ``low_top1`` the lowest top-1 probability c; ``path`` the highest path probability times
+    1 - c; ``entropy`` the highest entropy; ``margin`` the smallest distance from the first to the second probability;
+    ``random`` a hash of token and depth.
+
+    Raises UserError when a field is out of range.
+    """
+
+    merge: Literal["max", "replace", "rescore_all", "logmean", "drop", "novel_only", "append"] = option(
+        "max", "what becomes of a token that both levels offer"
+    )
+    propagate: bool = option(True, "path scores below a re-scored edge follow it")
+    select: Literal["low_top1", "path", "entropy", "margin", "random"] = option("low_top1", "which nodes come first")
+    threshold: float = option(1.0, "nodes with a higher top-1 probability are passed over")
+    pool: Literal["prev_batch", "any_unreconsidered"] = option("prev_batch", "nodes that are chosen from")
+    root_eligible: bool = option(True, "the root can be chosen too")
+    reconsider_steps: int | None = option(None, "only the first so many steps of a draft reconsider; none: every step")
+    reconsider_cap: int | None = option(None, "nodes reconsidered in one draft, at most; none: no limit")
+    refined_offer_width: int | None = option(None, "children offered by one second look; none: offer_width")
+    child_feature: Literal["level1", "level0"] = option("level1", "feature that feeds the children of a second look")
+    see_own_level0: bool = option(True, "a second look attends to its node's first")
+    query_slot: Literal["self_query", "own_token", "soft_pred"] = option(
+        "self_query", "stands where level 0 has the token's embedding; soft_pred is the mean embedding under q0"
+    )
+    query_rope: Literal["same", "next"] = option("same", "position of a second look: its node's own, or one further")
+
+    def __post_init__(self) -> None:
+        check_choices(self)
+        require(0 <= self.threshold <= 1, f"threshold must be in [0, 1], got {self.threshold}")
+        for name in ("reconsider_steps", "reconsider_cap", "refined_offer_width"):
+            value = getattr(self, name)
+            require(value is None or value >= 1, f"{name} must be at least 1, got {value}")
+
+    @property
+    def asks_for_known(self) -> bool:
+        """Whether merging needs what level 1 says of the tokens that level 0 has offered."""
+        return self.merge in ("rescore_all", "novel_only")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TreeConfig:
     """Shape of the draft tree. Defaults are the paper's (arXiv 2611.05724, Section "Defaults").
 
-    Raises UserError when a field is out of range.
+    Raises UserError when a field is out of range, or set but of no use.
     """
 
     budget: int = option(48, "draft tokens verified per cycle (the paper's B); above 63, texts may part at near-ties")
@@ -35,15 +86,30 @@ class TreeConfig:
     grow_width: int = option(6, "nodes forwarded per draft step (B_w)")
     offer_width: int = option(6, "children offered by one forwarded node (k)")
     num_reconsider: int = option(3, "nodes that get a second look per draft step (m); 0 is EAGLE-3.1")
+    extra_advance: int = option(0, "in place of second looks (the paper's Table 4), so many nodes forward a child more")
+    reconsider: Reconsider = field(default=Reconsider(), metadata={"help": "how the second looks are taken"})
+
+    @property
+    def rows_per_step(self) -> int:
+        """Rows of one drafter forward, at most."""
+        return self.grow_width + self.num_reconsider + self.extra_advance
 
     def __post_init__(self) -> None:
         for name, (low, high) in LIMITS.items():
             value = getattr(self, name)
             require(value >= low, f"{name} must be at least {low}, got {value}")
             require(value <= high, f"{name} must be at most {high}, got {value}")
-        num_offers = self.num_steps * (self.grow_width + self.num_reconsider) * self.offer_width
-        too_many = "num_steps x (grow_width + num_reconsider) x offer_width must be below 2^20: lower one"
-        require(num_offers < MAX_OFFERS, too_many)
+        rows = "(grow_width + num_reconsider + extra_advance)"
+        too_many = f"num_steps x {rows} x offer_width must be below 2^20: lower one"
+        require(self.num_steps * self.rows_per_step * self.offer_width < MAX_OFFERS, too_many)
+        if self.num_reconsider:
+            require(not self.extra_advance, "extra_advance stands in for second looks: set num_reconsider (m) to 0")
+        else:
+            changed = [f.name for f in fields(Reconsider) if getattr(self.reconsider, f.name) != f.default]
+            require(not changed, f"{', '.join(changed)} would change nothing: num_reconsider (m) is 0")
+        refined = self.reconsider.refined_offer_width or self.offer_width
+        too_wide = f"refined_offer_width must be at most offer_width ({self.offer_width}), got {refined}"
+        require(refined <= self.offer_width, too_wide)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, get_type_hints
 
-from secondguess.config import TreeConfig
+from secondguess.config import Reconsider, TreeConfig
 from secondguess.errors import UserError, did_you_mean
+from secondguess.fields import read_value
 
 if TYPE_CHECKING:
     from secondguess.drafter.model import Drafter
@@ -17,7 +18,10 @@ if TYPE_CHECKING:
 
 # What a draft tree is shaped by, and which of it each method uses: the rest is refused, and reported as 0.
 SHAPE = ("budget", "grow_width", "offer_width", "num_steps", "num_reconsider")
-USES = {"ar": (), "ngram": ("budget", "num_steps"), "eagle3.1": SHAPE[:-1], "pr": SHAPE}
+SWITCHES = tuple(field.name for field in fields(Reconsider))
+SETTINGS = (*SHAPE, "extra_advance", *SWITCHES)
+USES = {"ar": (), "ngram": ("budget", "num_steps"), "eagle3.1": (*SHAPE[:-1], "extra_advance"), "pr": SETTINGS}
+HINTS = get_type_hints(TreeConfig) | get_type_hints(Reconsider)
 METHODS = tuple(USES)
 WITH_DRAFTER = ("eagle3.1", "pr")
 SHORT = {"m": "num_reconsider", "k": "offer_width", "gamma": "num_steps"}
@@ -41,32 +45,32 @@ class Method:
 
 
 def parse_method(text: str, tree: TreeConfig) -> Method:
-    """Parse ``name[:setting=value,...]``; settings are TreeConfig fields (``m``, ``k``, ``gamma`` for short).
+    """Parse ``name[:setting=value,...]``: fields of TreeConfig (``m``, ``k``, ``gamma`` for short) and of Reconsider.
 
     Raises UserError on an unknown name or setting, one that the method does not use, or a value out of range.
     """
     name, _, settings = text.partition(":")
     if name not in METHODS:
         raise UserError(f"unknown method {name!r}{did_you_mean(name, METHODS)}; methods are {', '.join(METHODS)}")
-    changes: dict[str, int] = {} if "num_reconsider" in USES[name] else {"num_reconsider": 0}
+    if "num_reconsider" not in USES[name]:
+        tree = replace(tree, num_reconsider=0, reconsider=Reconsider())
     try:
-        changes |= dict(_setting(name, setting) for setting in filter(None, settings.split(",")))
+        changes = dict(_setting(name, setting) for setting in filter(None, settings.split(",")))
+        switches = {key: changes.pop(key) for key in SWITCHES if key in changes}
+        return Method(text, name, replace(tree, **changes, reconsider=replace(tree.reconsider, **switches)))
     except UserError as error:
         raise UserError(f"method {text!r}: {error}") from error
-    return Method(text, name, replace(tree, **changes))
 
 
-def _setting(name: str, text: str) -> tuple[str, int]:
+def _setting(name: str, text: str) -> tuple[str, Any]:
     key, _, value = text.partition("=")
     key = SHORT.get(key, key)
-    if key not in SHAPE:
-        raise UserError(f"unknown setting {key!r}{did_you_mean(key, SHAPE)}")
+    if key not in SETTINGS:
+        raise UserError(f"unknown setting {key!r}{did_you_mean(key, SETTINGS)}")
     if key not in USES[name]:
         users = ", ".join(method for method in METHODS if key in USES[method])
         raise UserError(f"{name} does not use {key}, only {users} {'do' if ' ' in users else 'does'}")
-    if not value.isdecimal() or len(value) > 9:
-        raise UserError(f"{key} must be a whole number, got {value!r}")
-    return key, int(value)
+    return key, read_value(key, HINTS[key], value)
 
 
 def refuse_unused(methods: Sequence[Method], tree: TreeConfig) -> None:
@@ -90,9 +94,14 @@ def split_methods(text: str) -> list[str]:
 
 
 def make_speculator(
-    method: Method, target: HFTarget, drafter: str | Path | None, num_slots: int, num_columns: int
+    method: Method,
+    target: HFTarget,
+    drafter: str | Path | None,
+    num_slots: int,
+    num_columns: int,
+    loaded: dict[Path, Drafter] | None = None,
 ) -> Speculator:
-    """The speculator of a method. ``drafter``: see ``open_drafter``, whose errors it raises."""
+    """The speculator of a method. ``drafter`` and ``loaded``: see ``open_drafter``, whose errors it raises."""
     from secondguess.engine.ngram import Ngram
     from secondguess.engine.speculate import Plain
 
@@ -102,24 +111,36 @@ def make_speculator(
         return Ngram(method.tree)
     from secondguess.drafter.speculator import EagleSpeculator
 
-    return EagleSpeculator(open_drafter(method, target, drafter), method.tree, num_slots, num_columns)
+    return EagleSpeculator(open_drafter(method, target, drafter, loaded), method.tree, num_slots, num_columns)
 
 
-def open_drafter(method: Method, target: HFTarget, drafter: str | Path | None) -> Drafter:
+def open_drafter(
+    method: Method, target: HFTarget, drafter: str | Path | None, loaded: dict[Path, Drafter] | None = None
+) -> Drafter:
     """The network of a method. ``drafter``: a folder or the name of one that ships; None takes the method's own.
 
+    ``loaded``: drafters of this target by folder, for methods that share them; a new one is added.
     Raises UserError when there is no such drafter, or it does not fit the target or the method.
     """
-    from secondguess.drafter.checkpoint import load_drafter
     from secondguess.drafter.shipped import find_drafter
-    from secondguess.target.linear import can_pack, pack_linears
 
     folder = find_drafter(drafter, method.name, target.embedding)
-    loaded = load_drafter(folder, target.embedding, target.spec.num_layers)
-    if method.tree.num_reconsider and not loaded.config.reconsideration:
+    loaded = {} if loaded is None else loaded
+    if folder not in loaded:
+        loaded[folder] = _load_packed(folder, target)
+    config, tree = loaded[folder].config, method.tree
+    if tree.num_reconsider and tree.reconsider.query_slot == "self_query" and not config.reconsideration:
         raise UserError(f"drafter {folder} has no self-query, so it cannot reconsider: use eagle3.1 or a pr drafter")
-    if method.tree.offer_width > loaded.config.draft_vocab_size:
-        raise UserError(f"offer_width must be at most {loaded.config.draft_vocab_size}, the vocabulary of {folder}")
-    if can_pack(loaded):
-        pack_linears(loaded)
-    return loaded
+    if tree.offer_width > config.draft_vocab_size:
+        raise UserError(f"offer_width must be at most {config.draft_vocab_size}, the vocabulary of {folder}")
+    return loaded[folder]
+
+
+def _load_packed(folder: Path, target: HFTarget) -> Drafter:
+    from secondguess.drafter.checkpoint import load_drafter
+    from secondguess.target.linear import can_pack, pack_linears
+
+    drafter = load_drafter(folder, target.embedding, target.spec.num_layers)
+    if can_pack(drafter):
+        pack_linears(drafter)
+    return drafter

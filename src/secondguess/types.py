@@ -80,7 +80,10 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class DraftTree:
-    """A draft tree per request, parents before children, siblings with distinct tokens. int64 unless said."""
+    """A draft tree per request, parents before children, siblings with distinct tokens. int64 unless said.
+
+    (Where a study keeps siblings with the same token, ``merge=append``, the first of them is walked.)
+    """
 
     tokens_RN: Tensor  # target token ids; node 0 is the newest emitted token
     parents_RN: Tensor  # node index of the parent, -1 at the root and at padding

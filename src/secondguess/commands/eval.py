@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
+from secondguess.bench.sweep import BASELINE, sweep
 from secondguess.commands.record import add_json, make_record, write_json
 from secondguess.commands.workload import add_replay_batch, add_workload, check_drafting
 from secondguess.errors import UserError
+from secondguess.methods import split_methods
 
 if TYPE_CHECKING:
     from secondguess.methods import Method
@@ -18,10 +20,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_replay_batch(parser)
     against = "the method that gains are counted over, at the same budget (default: the first)"
     parser.add_argument("--against", metavar="METHOD", help=against)
+    every = f"add {BASELINE} with every value of every tree switch, and count gains over {BASELINE}"
+    parser.add_argument("--sweep", action="store_true", help=every)
     add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.sweep:
+        args.method = ",".join(dict.fromkeys([*split_methods(args.method), BASELINE, *sweep(args.offer_width)]))
+        args.against = args.against or BASELINE
     methods, prompts = check_drafting(args)
     against = baseline(methods, args.against)
 

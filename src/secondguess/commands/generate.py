@@ -12,7 +12,7 @@ from secondguess.commands.options import add_dataclass, from_args
 from secondguess.commands.record import add_json, make_record, write_json
 from secondguess.config import TreeConfig
 from secondguess.errors import UserError
-from secondguess.methods import METHODS, WITH_DRAFTER, parse_method, refuse_unused, split_methods
+from secondguess.methods import METHODS, SHAPE, WITH_DRAFTER, parse_method, refuse_unused, split_methods
 from secondguess.types import SamplingParams
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--raw", action="store_true", help="continue the prompt as it is, without the chat template")
     parser.add_argument("--show-tree", action="store_true", help="draw the last draft tree of each answer")
     add_json(parser)
-    add_dataclass(parser, TreeConfig)
+    add_dataclass(parser, TreeConfig, SHAPE)
     names = ("--max-new-tokens", "--max-tokens")
     parser.add_argument(*names, type=int, default=128, metavar="INT", help="new tokens at most (default: 128)")
     add_dataclass(parser, SamplingParams, {field.name for field in fields(SamplingParams)} - NOT_FLAGS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from secondguess.bench.plan import Prompt
@@ -13,6 +14,7 @@ from secondguess.bench.tasks import TaskPrompt
 from secondguess.bench.transcript import BEYOND, Transcript
 from secondguess.commands.conversations import encode_all, transcribe
 from secondguess.commands.progress import progress
+from secondguess.drafter.model import Drafter
 from secondguess.engine.cycle import CycleTrace
 from secondguess.engine.thread import run
 from secondguess.errors import UserError
@@ -64,7 +66,8 @@ def replay_all(
     """Replay every method over every text. The target runs once over each, whatever the number of methods."""
     transcripts, size = recording.transcripts, args.batch_size
     given = {m: args.drafter if m.has_drafter else None for m in methods}
-    speculators = {m: run(make_speculator, m, target, given[m], size, recording.num_columns) for m in methods}
+    loaded: dict[Path, Drafter] = {}
+    speculators = {m: run(make_speculator, m, target, given[m], size, recording.num_columns, loaded) for m in methods}
     with progress(console) as bar:
         task = bar.add_task("replay", total=len(transcripts) * len(methods))
         for start in range(0, len(transcripts), size):

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from secondguess.config import TreeConfig
+from secondguess.drafter.look import ask, offer
 from secondguess.drafter.model import Drafter
 from secondguess.engine.slots import SlotCache
 from secondguess.engine.speculate import Accepted, Roots
@@ -39,7 +40,7 @@ class EagleSpeculator:
     def __init__(self, drafter: Drafter, config: TreeConfig, num_slots: int, num_columns: int) -> None:
         self.drafter, self.config = drafter, config
         c, weight = drafter.config, drafter.norm.weight
-        extra = 1 + config.num_steps * (config.grow_width + config.num_reconsider)
+        extra = 1 + config.num_steps * config.rows_per_step
         shape = [(c.num_key_value_heads, c.head_dim)]
         self.cache = SlotCache(num_slots, num_columns + extra, shape, weight.dtype, weight.device)
         self.slots: dict[int, Slot] = {}
@@ -110,9 +111,7 @@ class EagleSpeculator:
 
     def offers(self, f_RXH: Tensor) -> Offers:
         """Top-k children of each feature. Temperature is 1 whatever the request asks."""
-        logps_RXV = self.drafter.logits(f_RXH).float().log_softmax(dim=-1)
-        logps_RXK, draft_ids_RXK = logps_RXV.topk(self.config.offer_width, dim=-1)
-        return Offers(self.drafter.target_ids[draft_ids_RXK], logps_RXK, logps_RXK[..., 0].exp())
+        return offer(self.drafter, self.config, f_RXH)
 
 
 class Round:
@@ -135,23 +134,28 @@ class Round:
         g_RXH = self.features_RYH.gather(1, rows.feature_rows_RX[..., None].expand(-1, -1, hidden))
         e_RXH = drafter.embed(rows.tokens_RX)
         if rows.num_level0 < e_RXH.shape[1]:
-            e_RXH[:, rows.num_level0 :] = drafter.self_query
+            ask(drafter, self.speculator.config.reconsider, e_RXH[:, rows.num_level0 :], g_RXH[:, rows.num_level0 :])
         f_RXH = self.speculator.run(self.place(rows), e_RXH, g_RXH)
         self.features_RYH = torch.cat([self.features_RYH, f_RXH], dim=1)
-        return self.speculator.offers(f_RXH)
+        if rows.known_tokens_RMK is None:
+            return self.speculator.offers(f_RXH)
+        return offer(drafter, self.speculator.config, f_RXH, rows.known_tokens_RMK)
 
     def place(self, rows: DraftRows) -> Rows:
-        """Rows of the round as rows of the cache: everything up to the root's column is visible to all."""
+        """Rows of the round as rows of the cache: everything before the root's column is visible to all."""
         R, X, Y = rows.visible_RXY.shape
         row_X = torch.arange(Y - X, Y, device=self.slots_R.device)
         columns_W = torch.arange(self.max_length + Y - 1, device=self.slots_R.device)
-        row_RW = columns_W - self.root_column_R1  # 0 at the root's column, which every row sees
+        row_RW = columns_W - self.root_column_R1  # 0 at the root's column
         in_round_RXW = rows.visible_RXY.gather(2, row_RW.clamp(0, Y - 1)[:, None].expand(-1, X, -1))
+        positions_RX = self.root_column_R1 + rows.depths_RX
+        if self.speculator.config.reconsider.query_rope == "next":
+            positions_RX[:, rows.num_level0 :] += 1
         return Rows(
             slots_R=self.slots_R,
             tokens_RN=rows.tokens_RX,
-            positions_RN=self.root_column_R1 + rows.depths_RX,
+            positions_RN=positions_RX,
             columns_RN=self.root_column_R1 + row_X,
-            visible_RNW=in_round_RXW & (row_RW < Y)[:, None],
+            visible_RNW=(in_round_RXW & (row_RW < Y)[:, None]) | (row_RW < 0)[:, None],
             column_positions_RW=columns_W.expand(R, -1),
         )

@@ -6,12 +6,13 @@ import contextlib
 import math
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal, get_args, get_type_hints
+from typing import Any, Literal, get_type_hints
 
 import yaml
 
 from secondguess.config import option
 from secondguess.errors import UserError, did_you_mean
+from secondguess.fields import check_choices, choices
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,9 +46,7 @@ class TrainConfig:
     save_every: int = option(100, "steps between resume points")
 
     def __post_init__(self) -> None:
-        for name, allowed in choices().items():
-            if getattr(self, name) not in allowed:
-                raise UserError(f"{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}")
+        check_choices(self)
         for name in ("draft_vocab_size", "unroll_steps", "epochs", "batch_size", "eval_every", "save_every"):
             if getattr(self, name) < 1:
                 raise UserError(f"{name} must be at least 1, got {getattr(self, name)}")
@@ -66,14 +65,9 @@ class TrainConfig:
             raise UserError("rho must be above 0 for pr: no row would get a second look")
 
 
-def choices() -> dict[str, tuple[str, ...]]:
-    """Allowed values of the fields that are one of a few words."""
-    return {name: get_args(hint) for name, hint in get_type_hints(TrainConfig).items() if get_args(hint)}
-
-
 def list_settings() -> str:
     """One line per key: name, meaning, choices, default."""
-    lines, allowed = ["settings (in the file, or as key=value):"], choices()
+    lines, allowed = ["settings (in the file, or as key=value):"], choices(TrainConfig)
     for f in fields(TrainConfig):
         words = f" ({', '.join(allowed[f.name])})" if f.name in allowed else ""
         default = "required" if f.default is MISSING else f"default: {f.default}"

@@ -6,7 +6,7 @@ R requests, C candidates (0 is the root), X rows of one forward, K offered child
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -42,6 +42,7 @@ class Candidates:
     scores_RC: Tensor  # float: path score; -inf where there is no candidate
     holders_RC: Tensor  # int64: the row that holds the edge; its level is the edge's, its feature is the child's input
     fresh_RC: Tensor  # bool: may be grown in the next step
+    forwarded_RC: Tensor  # bool: has a level-0 row
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,20 +68,54 @@ def plant(root: Root) -> Candidates:
     tokens_R1 = root.tokens_R[:, None]
     zeros_R1 = torch.zeros_like(tokens_R1)
     scores_R1 = torch.zeros_like(root.offers.logps_RXK[:, :, 0])
-    return Candidates(pack(zeros_R1, zeros_R1, tokens_R1), scores_R1, scores_R1, zeros_R1, zeros_R1 > 0)
+    return Candidates(pack(zeros_R1, zeros_R1, tokens_R1), scores_R1, scores_R1, zeros_R1, zeros_R1 > 0, zeros_R1 == 0)
 
 
-def append(pool: Candidates, nodes_RX: Tensor, depths_RX: Tensor, tokens_RXK: Tensor, logps_RXK: Tensor) -> Candidates:
-    """Add the offers of the next X rows as fresh children of ``nodes_RX``, whose depths are ``depths_RX``."""
+def children_of(picks: Picks, num_offers: int) -> Tensor:
+    """Candidate indices [R, X, K] of what ``picks``, each fed by its own level-0 row, offered at level 0."""
+    first_RX1 = 1 + num_offers * picks.feature_rows_RX[..., None]
+    return first_RX1 + torch.arange(num_offers, device=first_RX1.device)
+
+
+def marked(picks: Picks, num_candidates: int) -> Tensor:
+    """bool [R, C]: the candidates among the valid ``picks``. (Padding may name any candidate, a valid pick's too.)"""
+    counts_RC = picks.nodes_RX.new_zeros(len(picks.nodes_RX), num_candidates)
+    return counts_RC.scatter_add(1, picks.nodes_RX, picks.valid_RX.long()) > 0
+
+
+def append(
+    pool: Candidates,
+    nodes_RX: Tensor,
+    depths_RX: Tensor,
+    tokens_RXK: Tensor,
+    logps_RXK: Tensor,
+    parent_scores_RX: Tensor | None = None,
+) -> Candidates:
+    """Add the offers of the next X rows as fresh children of ``nodes_RX``, whose depths are ``depths_RX``.
+
+    ``parent_scores_RX``: what their path scores start from; the scores of ``nodes_RX`` if not given.
+    """
     num_rows, num_offers = tokens_RXK.shape[1:]
     first_row = (pool.keys_RC.shape[1] - 1) // num_offers
     rows_X = torch.arange(first_row, first_row + num_rows, device=tokens_RXK.device)
     keys_RXK = pack(depths_RX[..., None] + 1, nodes_RX[..., None], tokens_RXK)
-    scores_RXK = pool.scores_RC.gather(1, nodes_RX)[..., None] + logps_RXK
+    if parent_scores_RX is None:
+        parent_scores_RX = pool.scores_RC.gather(1, nodes_RX)
+    scores_RXK = parent_scores_RX[..., None] + logps_RXK
+    fresh_RC = (logps_RXK > -torch.inf).flatten(1)
     return Candidates(
         torch.cat((pool.keys_RC, keys_RXK.flatten(1)), 1),
         torch.cat((pool.logps_RC, logps_RXK.flatten(1)), 1),
         torch.cat((pool.scores_RC, scores_RXK.flatten(1)), 1),
         torch.cat((pool.holders_RC, rows_X[:, None].expand_as(tokens_RXK).flatten(1)), 1),
-        torch.cat((pool.fresh_RC, (logps_RXK > -torch.inf).flatten(1)), 1),
+        torch.cat((pool.fresh_RC, fresh_RC), 1),
+        torch.cat((pool.forwarded_RC, torch.zeros_like(fresh_RC)), 1),
     )
+
+
+def follow(pool: Candidates) -> Candidates:
+    """Path scores anew from the edges, in root-to-node order: a pass makes one depth more right."""
+    scores_RC, parents_RC = pool.scores_RC, parent_of(pool.keys_RC)
+    for _ in range(int(depth_of(pool.keys_RC).max())):
+        scores_RC = scores_RC.gather(1, parents_RC) + pool.logps_RC
+    return replace(pool, scores_RC=scores_RC)

@@ -19,6 +19,8 @@ class Offers:
     tokens_RXK: Tensor  # int64 target ids
     logps_RXK: Tensor  # float, at most 0: log-probs at temperature 1
     confidence_RX: Tensor  # float: the row's top-1 probability
+    doubt_RX: Tensor | None = None  # float: entropy, or minus the margin, where ``select`` asks for it
+    known_logps_RMK: Tensor | None = None  # float: level 1's log-probs of the known tokens, likewise
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,8 @@ class DraftRows:
     """One batched forward of the drafter: ``num_level0`` rows of level 0, then the rows of level 1.
 
     A level-0 row sees the level-0 rows of its node's true ancestors and itself. A level-1 row also sees its node's own
-    level-0 row. Nobody else sees a level-1 row. Padding rows hold tokens, rows and depths that are safe to compute.
+    level-0 row (unless ``see_own_level0`` is off). Nobody else sees a level-1 row. Padding rows hold tokens, rows and
+    depths that are safe to compute.
     """
 
     tokens_RX: Tensor  # int64: the node's token (at level 1 the self-query stands in for it)
@@ -43,3 +46,4 @@ class DraftRows:
     visible_RXY: Tensor  # bool, these rows included
     valid_RX: Tensor  # bool: False marks padding, where a request has fewer candidates than others may have
     num_level0: int
+    known_tokens_RMK: Tensor | None = None  # int64: level 0's offers at level 1's nodes, where merging asks

@@ -11,9 +11,9 @@ from secondguess.types import DraftTree, Verdict
 
 
 def child_with(tree: DraftTree, nodes_R: Tensor, tokens_R: Tensor) -> Tensor:
-    """The child of ``nodes_R`` that carries ``tokens_R``; -1 when there is none, or when the node itself is -1."""
+    """The first child of ``nodes_R`` that carries ``tokens_R``; -1 when there is none, or the node itself is -1."""
     match_RN = (tree.parents_RN == nodes_R[:, None]) & (tree.tokens_RN == tokens_R[:, None])
-    found_R, child_R = match_RN.max(1)
+    found_R, child_R = match_RN.max(1)  # of equal entries max takes the first
     return torch.where(found_R & (nodes_R >= 0), child_R, -1)
 
 

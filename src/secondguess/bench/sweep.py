@@ -1,0 +1,35 @@
+"""The methods of an ablation: one per value of every tree switch, all else as in ``pr``, and the controls."""
+
+from __future__ import annotations
+
+from typing import get_type_hints
+
+from secondguess.config import Reconsider
+from secondguess.fields import choices
+from secondguess.methods import SWITCHES
+
+BASELINE = "pr"
+# The paper's Table 4: the rows of second looks spent on width instead. Without either it is EAGLE-3.1's tree.
+CONTROLS = ("pr:m=0", "pr:m=0,extra_advance=3", "pr:m=0,grow_width=9")
+NUMBERS = {
+    "threshold": ("0.5", "0.7", "0.9"),
+    "reconsider_steps": ("1", "2", "4"),
+    "reconsider_cap": ("3", "6", "12"),  # 3 a draft is how the paper's Table 9 can be read
+    "refined_offer_width": ("1", "2", "3", "4", "5"),
+}
+
+
+def sweep(offer_width: int) -> list[str]:
+    """Method strings, without the baseline. A second look that offers ``offer_width`` children is the default."""
+    return [f"{BASELINE}:{name}={value}" for name in SWITCHES for value in values(name, offer_width)] + list(CONTROLS)
+
+
+def values(name: str, offer_width: int) -> list[str]:
+    """Of a switch, but for its default."""
+    default = getattr(Reconsider(), name)
+    if name == "refined_offer_width":
+        return [value for value in NUMBERS[name] if int(value) < offer_width]
+    if get_type_hints(Reconsider)[name] is bool:
+        return [str(not default).lower()]
+    words = choices(Reconsider).get(name) or NUMBERS[name]
+    return [word for word in words if word != default]

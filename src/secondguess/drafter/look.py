@@ -1,0 +1,52 @@
+"""What a look at a feature asks and what it yields: the query of level 1, the offers of both levels.
+
+R requests, M rows of level 1, X rows of a forward (those of level 1 last), K offers, V draft vocabulary, H hidden.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from secondguess.config import Reconsider, TreeConfig
+from secondguess.drafter.model import Drafter
+from secondguess.tree.rows import Offers
+
+
+def ask(drafter: Drafter, reconsider: Reconsider, e_RMH: Tensor, f_RMH: Tensor) -> None:
+    """Put the query of level 1 in place of the nodes' token embeddings ``e_RMH``. ``f_RMH``: their level-0 features."""
+    if reconsider.query_slot == "self_query":
+        e_RMH[:] = drafter.self_query
+    elif reconsider.query_slot == "soft_pred":
+        probs_RMV = drafter.logits(f_RMH).float().softmax(dim=-1).to(e_RMH.dtype)
+        e_RMH[:] = probs_RMV @ drafter.embed(drafter.target_ids)
+
+
+def offer(drafter: Drafter, config: TreeConfig, f_RXH: Tensor, known_RMK: Tensor | None = None) -> Offers:
+    """The ``offer_width`` most probable children of each feature, at temperature 1.
+
+    ``known_RMK``: target ids that level 0 offered at the nodes of the last M rows. Under ``rescore_all`` these rows'
+    log-probs of them are given too, under ``novel_only`` these rows offer others.
+    """
+    reconsider, num_rows = config.reconsider, f_RXH.shape[1]
+    logps_RXV = drafter.logits(f_RXH).float().log_softmax(dim=-1)
+    doubt_RX, known_logps_RMK = doubt(logps_RXV, reconsider.select), None
+    if known_RMK is not None:
+        level1_RMV = logps_RXV[:, num_rows - known_RMK.shape[1] :]
+        known_ids_RMK = torch.searchsorted(drafter.target_ids, known_RMK)  # exact: only draft tokens are offered
+        if reconsider.merge == "rescore_all":
+            known_logps_RMK = level1_RMV.gather(2, known_ids_RMK)
+        else:
+            level1_RMV.scatter_(2, known_ids_RMK, -torch.inf)
+    logps_RXK, ids_RXK = logps_RXV.topk(config.offer_width, dim=-1)
+    return Offers(drafter.target_ids[ids_RXK], logps_RXK, logps_RXK[..., 0].exp(), doubt_RX, known_logps_RMK)
+
+
+def doubt(logps_RXV: Tensor, select: str) -> Tensor | None:
+    """[R, X]: what entropy and margin rank nodes by, the most doubtful highest; None if nobody asks."""
+    if select == "entropy":
+        return -(logps_RXV.exp() * logps_RXV).sum(-1)
+    if select == "margin":
+        first_RX, second_RX = logps_RXV.topk(2, dim=-1).values.exp().unbind(-1)
+        return second_RX - first_RX
+    return None
