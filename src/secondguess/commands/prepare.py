@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import hashlib
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -92,6 +93,8 @@ def check(args: argparse.Namespace) -> list[Conversation]:
     if args.limit is not None and args.limit < len(conversations):
         conversations = [conversations[i * len(conversations) // args.limit] for i in range(args.limit)]
     refuse_overlap(conversations, args.refuse_overlap, args.data_dir)
+    # In an order that mixes the files, so that what an interrupted run has is a fair sample.
+    conversations.sort(key=lambda c: hashlib.sha256(c.id.encode()).digest())
     return [replace(c, system=args.system) if c.system is None else c for c in conversations]
 
 
