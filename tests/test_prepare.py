@@ -146,7 +146,10 @@ def test_a_system_prompt_is_for_those_without(prepare) -> None:
         (["--temperature", "-1"], "temperature must be 0 or more"),
         (["--out", "prompts.jsonl/a"], "prompts.jsonl cannot be a folder"),
         (["--out", "target/config.json"], "is no answer row"),
-        (["--refuse-overlap", "task.jsonl"], "prompt p2 shares 'question 2' with a benchmark: leave it out"),
+        (
+            ["--refuse-overlap", "task.jsonl"],
+            "prompt p2 shares 'question 2' with a benchmark: give --leave-out-overlap",
+        ),
         (["--refuse-overlap", "gsm9k"], "did you mean gsm8k?"),
         (["--given", "prompts.jsonl"], "prompts.jsonl holds no answers"),
     ],
@@ -158,6 +161,12 @@ def test_bad_input_is_one_line_and_exit_2(flags, said, prepare, capsys) -> None:
     assert err.splitlines()[-1].startswith("secondguess: ")
     assert said in err
     assert not Path("answers.jsonl").exists()
+
+
+def test_overlap_may_be_left_out(prepare) -> None:
+    Path("task.jsonl").write_text('{"id": "t", "turns": ["Question 2."]}\n')
+    assert prepare("--refuse-overlap", "task.jsonl", "--leave-out-overlap") == 0
+    assert {id_ for id_ in answers() if "#" not in id_} == {"p0", "p1", "p3", "p4", "p5"}
 
 
 def test_the_limit_is_evenly_spaced(prepare) -> None:

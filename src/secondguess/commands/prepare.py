@@ -37,6 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--batch-size", type=int, default=32, metavar="INT", help="answers decoded together (default: 32)")
     refuse = f"tasks whose text no prompt may share 13 words with: {', '.join(TASKS)}, or JSONL files"
     add("--refuse-overlap", type=words, default=(), metavar="TASK,...", help=refuse)
+    add("--leave-out-overlap", action="store_true", help="go on without such prompts instead of stopping at one")
     add("--data-dir", type=Path, help="folder of the named tasks' files")
     add("--given", type=Path, metavar="FILE", help="answers to take as they are, as --compact wrote them")
     add("--compact", type=Path, metavar="FILE", help="also write all answers without their prompts (safetensors)")
@@ -92,18 +93,25 @@ def check(args: argparse.Namespace) -> list[Conversation]:
     conversations = read_conversations(args.prompts)
     if args.limit is not None and args.limit < len(conversations):
         conversations = [conversations[i * len(conversations) // args.limit] for i in range(args.limit)]
-    refuse_overlap(conversations, args.refuse_overlap, args.data_dir)
+    conversations = without_overlap(conversations, args.refuse_overlap, args.data_dir, args.leave_out_overlap)
     # In an order that mixes the files, so that what an interrupted run has is a fair sample.
     conversations.sort(key=lambda c: hashlib.sha256(c.id.encode()).digest())
     return [replace(c, system=args.system) if c.system is None else c for c in conversations]
 
 
-def refuse_overlap(conversations: list[Conversation], tasks: tuple[str, ...], data_dir: Path | None) -> None:
-    """Raises UserError naming the first prompt that shares 13 words in a row with a task's text."""
+def without_overlap(
+    conversations: list[Conversation], tasks: tuple[str, ...], data_dir: Path | None, leave_out: bool
+) -> list[Conversation]:
+    """Those that share no 13 words in a row with a task's text. Raises UserError naming the first that does, unless
+    they are to be left out.
+    """
     if not tasks:
-        return
-    index = Index(turn for prompt in load_tasks(tasks, data_dir) for turn in prompt.turns)
+        return conversations
+    index, kept = Index(turn for prompt in load_tasks(tasks, data_dir) for turn in prompt.turns), []
     for conversation in conversations:
-        for turn in conversation.turns:
-            if shared := index.shared(turn):
-                raise UserError(f"prompt {conversation.id} shares {shared!r} with a benchmark: leave it out")
+        shared = next(filter(None, map(index.shared, conversation.turns)), None)
+        if shared is None:
+            kept.append(conversation)
+        elif not leave_out:
+            raise UserError(f"prompt {conversation.id} shares {shared!r} with a benchmark: give --leave-out-overlap")
+    return kept
