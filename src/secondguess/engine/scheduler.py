@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections import deque
+from heapq import heappop, heappush
 from time import perf_counter
 
 import torch
@@ -24,7 +25,7 @@ class Scheduler:
     def __init__(self, engine: Engine, max_len: int, tokenizer=None) -> None:
         self.engine, self.max_len, self.tokenizer = engine, max_len, tokenizer
         self.waiting: deque[Sequence] = deque()
-        self.free = list(range(engine.cache.num_slots))
+        self.free = list(range(engine.cache.num_slots))  # a heap: the lowest slot comes first
         self.batch: Batch | None = None
 
     @property
@@ -78,16 +79,13 @@ class Scheduler:
         self._retire()
 
     def _admit(self, s: Sequence) -> None:
-        s.slot = self.free.pop()
+        s.slot = heappop(self.free)
         try:
             alone = prefill(self.engine, s)
         except BaseException:
             self._give_back(s)
             raise
-        if self.batch:
-            self.batch = Batch([*self.batch.sequences, s], join([self.batch.sampler, alone.sampler]))
-        else:
-            self.batch = alone
+        self.batch = joined(self.batch, alone) if self.batch else alone
 
     def _cycle(self, batch: Batch) -> None:
         try:
@@ -102,7 +100,7 @@ class Scheduler:
         """Free the slot of a request that runs no more."""
         s.finish("abort")
         self.engine.speculator.release(s.slot)
-        self.free.append(s.slot)
+        heappush(self.free, s.slot)
 
     def _retire(self) -> None:
         """Free the slots of finished requests."""
@@ -116,6 +114,13 @@ class Scheduler:
             self.batch = Batch([self.batch.sequences[i] for i in stay], keep(self.batch.sampler, stay))
         else:
             self.batch = None
+
+
+def joined(batch: Batch, newcomer: Batch) -> Batch:
+    """In the order of slots: consecutive ones are read from the K/V cache without a copy."""
+    sequences = [*batch.sequences, *newcomer.sequences]
+    order = sorted(range(len(sequences)), key=lambda i: sequences[i].slot)
+    return Batch([sequences[i] for i in order], keep(join([batch.sampler, newcomer.sampler]), order))
 
 
 def prefill(engine: Engine, s: Sequence) -> Batch:
