@@ -114,7 +114,15 @@ def test_an_interrupted_run_goes_on(settings, tmp_path: Path, monkeypatch, capsy
     assert (tmp_path / "run" / "drafter" / "config.json").exists()
 
 
-def test_the_first_interrupt_waits_for_the_step_to_end() -> None:
+@pytest.fixture
+def interruptible():
+    """As in a terminal: a job in a shell's background ignores Ctrl-C."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_the_first_interrupt_waits_for_the_step_to_end(interruptible) -> None:
     with interrupt_between_steps() as check:
         check()
         signal.raise_signal(signal.SIGINT)
