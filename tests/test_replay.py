@@ -18,6 +18,7 @@ from secondguess.cli import main
 from secondguess.config import TreeConfig
 from secondguess.drafter.checkpoint import save_drafter
 from secondguess.engine.cycle import CycleTrace
+from secondguess.engine.speculate import Draw
 from secondguess.llm import LLM
 from secondguess.methods import make_speculator, parse_method
 from secondguess.testing import tiny_drafter, tiny_target
@@ -71,13 +72,13 @@ def assert_same(live: CycleTrace, replayed: CycleTrace, row: int) -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("typed", ["pr", "eagle3.1", "ngram"])
+@pytest.mark.parametrize("typed", ["pr", "eagle3.1", "ngram", "pr:coupled=true"])
 def test_replay_is_live_decoding_cycle_by_cycle(target, drafters, typed, temperature, tmp_path) -> None:
     params = SamplingParams(temperature=temperature, seed=3, max_tokens=40)
     made = transcripts(target, tmp_path, params)
     assert temperature == 0 or any(t.finish_reason == "stop" for t in made)
     method = parse_method(typed, TREE)
-    drafter = drafters / typed if method.has_drafter else None
+    drafter = drafters / method.name if method.has_drafter else None
     llm = LLM(target, drafter, method=typed, tree=TREE, max_batch_size=1, max_model_len=200)
     live = [
         live_cycles(llm, p, SamplingParams(temperature=temperature, seed=prompt_seed(3, p.id), max_tokens=40))
@@ -90,7 +91,7 @@ def test_replay_is_live_decoding_cycle_by_cycle(target, drafters, typed, tempera
             replayed[i].append((trace, r))
 
     speculator = make_speculator(method, target, drafter, len(PROMPTS), 200)
-    texts = [read(target, t) for t in made]
+    texts = [read(target, t, Draw(temperature, prompt_seed(3, t.key.id))) for t in made]
     replay(speculator, texts, keep)
     assert sum(map(len, live)) > 100
     for ours, theirs in zip(live, replayed, strict=True):

@@ -87,6 +87,7 @@ class TreeConfig:
     offer_width: int = option(6, "children offered by one forwarded node (k)")
     num_reconsider: int = option(3, "nodes that get a second look per draft step (m); 0 is EAGLE-3.1")
     extra_advance: int = option(0, "in place of second looks (the paper's Table 4), so many nodes forward a child more")
+    coupled: bool = option(False, "where tokens are sampled, offer by the noise that they will be drawn with")
     reconsider: Reconsider = field(default=Reconsider(), metadata={"help": "how the second looks are taken"})
 
     @property
