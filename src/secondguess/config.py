@@ -22,6 +22,7 @@ LIMITS = {
     "num_reconsider": (0, 256),
     "extra_advance": (0, 256),
 }
+MAX_LAYERS = 8  # of a drafter's block
 MAX_OFFERS = 2**20  # in one draft: ``tree.candidates.pack`` numbers them with 20 bits
 
 QuerySlot = Literal["self_query", "own_token", "soft_pred"]

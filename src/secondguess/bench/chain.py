@@ -32,7 +32,7 @@ class Guesses:
 class ChainSpeculator(EagleSpeculator):
     """Drafts ``num_steps`` tokens, each the top-1 of level 0, and keeps what both levels said on the way.
 
-    ``drafter`` needs a self-query. ``config`` gives ``num_steps``.
+    ``config`` gives ``num_steps`` and how second looks are taken; by default ``drafter`` needs a self-query for them.
     """
 
     level0: Guesses  # of the newest draft

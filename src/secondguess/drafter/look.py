@@ -14,7 +14,7 @@ from secondguess.tree.rows import Offers
 
 
 def query(drafter: Drafter, look: SecondLook, e: Tensor, f: Tensor) -> Tensor:
-    """[..., H]: what stands where level 0 has the token's embedding ``e``. ``f``: the level-0 feature. [..., H] both."""
+    """What stands where level 0 has the token's embedding ``e``; ``f`` is its level-0 feature. [..., H] each."""
     if look.query_slot == "self_query":
         return drafter.self_query.expand_as(e)
     if look.query_slot == "soft_pred":

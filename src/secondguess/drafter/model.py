@@ -136,7 +136,7 @@ class Drafter(nn.Module):
         return angles.cos(), angles.sin()
 
     def block(self, e: Tensor, g: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """M over rows of embedding e (or what stands for it) and feature g, [..., H] each -> post-norm features [..., H].
+        """M over rows of embedding e (or what stands for it) and feature g: post-norm features. [..., H] each.
 
         ``positions`` [...] are the features' indices (the pair of feature p and token p + 1 sits at p).
         """

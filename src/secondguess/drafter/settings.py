@@ -7,7 +7,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from secondguess.config import DrafterConfig, SecondLook
+from secondguess.config import MAX_LAYERS, DrafterConfig, SecondLook
 from secondguess.errors import UserError, did_you_mean
 from secondguess.target.base import default_tap_layers
 
@@ -29,7 +29,6 @@ COUNTS = (
     "draft_vocab_size", "target_hidden_size", "num_hidden_layers",
 )  # fmt: skip
 NUMBERS = ("rms_norm_eps", "rope_theta")
-MAX_LAYERS = 8
 TAPS = "eagle_aux_hidden_state_layer_ids"
 
 
