@@ -10,7 +10,7 @@ from typing import Any, Literal, get_type_hints
 
 import yaml
 
-from secondguess.config import option
+from secondguess.config import LIMITS, option
 from secondguess.errors import UserError, did_you_mean
 from secondguess.fields import check_choices, choices
 
@@ -23,7 +23,7 @@ class TrainConfig:
     out: str = field(metadata={"help": "run folder: checkpoint, log, resume state"})
     target: str = option("smollm2-135m", "folder, hub id, .gguf file, or the alias smollm2-135m")
     method: Literal["eagle3.1", "pr"] = option("pr", "drafter to train")
-    captures: str = option("captures", "folder of captured target states")
+    captures: str = option("captures", "folder of captured target states; none: the target runs beside the training")
     draft_vocab_size: int = option(4096, "tokens that the drafter can offer")
     unroll_steps: int = option(5, "steps of training-time test (T)")
     step_decay: float = option(0.8, "unroll step j weighs step_decay ** j")
@@ -44,6 +44,15 @@ class TrainConfig:
     balance_weight: float = option(0.0, "weight of the balance term (beta)")
     eval_every: int = option(200, "steps between evaluations")
     save_every: int = option(100, "steps between resume points")
+    accumulate: int = option(1, "batches per step: their gradients add up before the weights move")
+    warm_start: str = option("none", "drafter to start from and to keep the vocabulary of: a folder, or one that ships")
+    eval_budget: int = option(24, "draft tokens per cycle, for the held-out acceptance length (tau)")
+    eval_responses: int = option(16, "held-out responses that it is measured on; 0: it is not")
+    track: Literal["none", "tensorboard", "wandb", "trackio"] = option("none", "where the log goes besides log.jsonl")
+    device: Literal["auto", "cpu", "cuda"] = option("auto", "auto takes a GPU if there is one")
+    parallel: Literal["replicate", "shard"] = option(
+        "replicate", "under torchrun, what each process keeps: the whole drafter, or a part of it"
+    )
 
     def __post_init__(self) -> None:
         check_choices(self)
@@ -63,6 +72,9 @@ class TrainConfig:
             raise UserError(f"seed must be in [0, 2^31), got {self.seed}")
         if self.rho == 0 and self.method == "pr":
             raise UserError("rho must be above 0 for pr: no row would get a second look")
+        for name, low, high in (("accumulate", 1, 2**20), ("eval_budget", *LIMITS["budget"]), ("eval_responses", 0, 4096)):
+            if not low <= getattr(self, name) <= high:
+                raise UserError(f"{name} must be in [{low}, {high}], got {getattr(self, name)}")
 
 
 def list_settings() -> str:
