@@ -10,11 +10,10 @@ from typing import Any, Literal, get_type_hints
 
 import yaml
 
-from secondguess.config import MAX_LAYERS, QueryRope, QuerySlot, SecondLook, option
+from secondguess.config import LIMITS, MAX_LAYERS, QueryRope, QuerySlot, SecondLook, option
 from secondguess.errors import UserError, did_you_mean, require
 from secondguess.fields import check_choices, choices
 from secondguess.train.recipe import RECIPES, Recipe
-
 
 # Settings that some methods have no use for.
 LOOK = tuple(f.name for f in fields(SecondLook))
@@ -30,7 +29,7 @@ class TrainConfig:
     out: str = field(metadata={"help": "run folder: checkpoint, log, resume state"})
     target: str = option("smollm2-135m", "folder, hub id, .gguf file, or the alias smollm2-135m")
     method: Literal["eagle3.1", "pr", "hass", "hass+pr"] = option("pr", "drafter to train")
-    captures: str = option("captures", "folder of captured target states")
+    captures: str = option("captures", "folder of captured target states; none: the target runs beside the training")
     draft_vocab_size: int = option(4096, "tokens that the drafter can offer")
     num_layers: int = option(1, "layers of the drafter's block; EAGLE-3.1 has one")
     unroll_steps: int = option(5, "steps of training-time test (T)")
@@ -59,13 +58,22 @@ class TrainConfig:
     )
     balance: Literal["floor", "hinge", "anchor"] = option("floor", "form of the balance term")
     balance_weight: float = option(0.0, "weight of the balance term (beta)")
-    anchor_to: str = option("", "anchor: folder of the drafter that holds level 0; else its own moving average")
+    anchor_to: str = option("none", "anchor: the drafter to hold level 0 to, as warm_start; none: its own moving average")
     anchor_decay: float = option(0.999, "anchor: of the moving average, per step")
     see_own_level0: bool = option(True, "a second look attends to its node's first")
     query_slot: QuerySlot = option("self_query", "stands where level 0 has the token's embedding")
     query_rope: QueryRope = option("same", "position of a second look: its node's own, or one further")
     eval_every: int = option(200, "steps between evaluations")
     save_every: int = option(100, "steps between resume points")
+    accumulate: int = option(1, "batches per step: their gradients add up before the weights move")
+    warm_start: str = option("none", "drafter to start from and to keep the vocabulary of: a folder, or one that ships")
+    eval_budget: int = option(24, "draft tokens per cycle, for the held-out acceptance length (tau)")
+    eval_responses: int = option(16, "held-out responses that it is measured on; 0: it is not")
+    track: Literal["none", "tensorboard", "wandb", "trackio"] = option("none", "where the log goes besides log.jsonl")
+    device: Literal["auto", "cpu", "cuda"] = option("auto", "auto takes a GPU if there is one")
+    parallel: Literal["replicate", "shard"] = option(
+        "replicate", "under torchrun, what each process keeps: the whole drafter, or a part of it"
+    )
 
     def __post_init__(self) -> None:
         check_choices(self)
@@ -87,6 +95,9 @@ class TrainConfig:
         if not 0 <= self.seed < 2**31:
             raise UserError(f"seed must be in [0, 2^31), got {self.seed}")
         require(self.num_layers <= MAX_LAYERS, f"num_layers must be at most {MAX_LAYERS}, got {self.num_layers}")
+        for name, low, high in (("accumulate", 1, 2**20), ("eval_budget", *LIMITS["budget"]), ("eval_responses", 0, 4096)):
+            if not low <= getattr(self, name) <= high:
+                raise UserError(f"{name} must be in [{low}, {high}], got {getattr(self, name)}")
         self._check_method()
         self._check_balance()
 
@@ -105,8 +116,10 @@ class TrainConfig:
     def _check_balance(self) -> None:
         if self.balance != "anchor":
             self._refuse(("anchor_to", "anchor_decay"), f"balance is {self.balance}, not anchor")
-        elif self.anchor_to:
+        elif self.anchor_to != "none":
             self._refuse(("anchor_decay",), "anchor_to names a drafter that stays as it is")
+        both = "balance=anchor keeps whole weights on every process: take parallel=replicate"
+        require(self.balance != "anchor" or self.parallel != "shard", both)
         if self.balance_weight == 0:
             self._refuse(("balance",), "balance_weight is 0")
 
@@ -177,6 +190,8 @@ def checked(key: Any, value: Any) -> Any:
             with contextlib.suppress(ValueError, OverflowError):
                 return float(value)
         raise UserError(f"{key} must be a number, got {value!r}")
+    if value is False and "off" in choices(TrainConfig).get(key, ()):
+        return "off"  # YAML 1.1 again
     expected = int if hints[key] is int else str
     if not isinstance(value, expected) or isinstance(value, bool):
         raise UserError(f"{key} must be {'a whole number' if expected is int else 'text'}, got {value!r}")
