@@ -58,7 +58,7 @@ class TrainConfig:
     )
     balance: Literal["floor", "hinge", "anchor"] = option("floor", "form of the balance term")
     balance_weight: float = option(0.0, "weight of the balance term (beta)")
-    anchor_to: str = option("none", "anchor: the drafter to hold level 0 to, as warm_start; none: its own moving average")
+    anchor_to: str = option("none", "anchor: drafter to hold level 0 to, as warm_start; none: its own moving average")
     anchor_decay: float = option(0.999, "anchor: of the moving average, per step")
     see_own_level0: bool = option(True, "a second look attends to its node's first")
     query_slot: QuerySlot = option("self_query", "stands where level 0 has the token's embedding")
@@ -95,7 +95,8 @@ class TrainConfig:
         if not 0 <= self.seed < 2**31:
             raise UserError(f"seed must be in [0, 2^31), got {self.seed}")
         require(self.num_layers <= MAX_LAYERS, f"num_layers must be at most {MAX_LAYERS}, got {self.num_layers}")
-        for name, low, high in (("accumulate", 1, 2**20), ("eval_budget", *LIMITS["budget"]), ("eval_responses", 0, 4096)):
+        ranges = (("accumulate", 1, 2**20), ("eval_budget", *LIMITS["budget"]), ("eval_responses", 0, 4096))
+        for name, low, high in ranges:
             if not low <= getattr(self, name) <= high:
                 raise UserError(f"{name} must be in [{low}, {high}], got {getattr(self, name)}")
         self._check_method()

@@ -8,15 +8,15 @@ import torch
 from torch import Tensor
 
 from secondguess.capture.source import FeatureSource
+from secondguess.train.batch import Batch
 from secondguess.train.data import Response
-from secondguess.train.unroll import Batch, full_precision
 
 
 @dataclass(frozen=True, slots=True)
 class Feed:
     """Builds the batch of any responses, given by index, on the device and in the precision of ``head_VH``.
 
-    Letters as in ``unroll``.
+    Letters as in ``batch``.
     """
 
     responses: list[Response]
@@ -31,7 +31,8 @@ class Feed:
         return Batch(
             tokens_T=torch.cat([torch.tensor(self.responses[i].input_ids) for i in indices]).to(device),
             taps_TLH=hidden_T4H[:, :3],
-            target_TV=full_precision(hidden_T4H[:, 3] @ self.head_VH.T).softmax(dim=-1),
+            hidden_TH=hidden_T4H[:, 3],
+            head_VH=self.head_VH,
             offered_T=self.draft_of[best_T] >= 0,
             lengths_B=torch.tensor([len(self.responses[i].input_ids) for i in indices], device=device),
             answer_starts_B=torch.tensor([self.responses[i].prompt_len for i in indices], device=device),

@@ -30,14 +30,17 @@ def step_flops(c: DrafterConfig, responses: Iterable[tuple[int, int]], num_steps
 
 def forward_flops(c: DrafterConfig, length: int, prompt_len: int, num_steps: int, rho: float) -> float:
     """Of one response through the unrolled drafter."""
-    attended = c.num_attention_heads * c.head_dim
-    project = 2 * 2 * c.hidden_size * (attended + 2 * c.num_key_value_heads * c.head_dim)
-    finish = 2 * attended * c.hidden_size + 2 * 3 * c.hidden_size * c.intermediate_size
+    attended, below = c.num_attention_heads * c.head_dim, c.num_layers - 1
+    # The first layer reads embedding and feature, the others one stream.
+    project = 2 * c.hidden_size * (c.num_layers + 1) * (attended + 2 * c.num_key_value_heads * c.head_dim)
+    finish = 2 * attended * c.hidden_size + 2 * 3 * c.hidden_size * c.intermediate_size  # of one layer
     head = 2 * c.hidden_size * c.draft_vocab_size
-    total = length * (2 * 3 * c.target_hidden_size * c.hidden_size + project)  # features, and their keys at step 0
+    # At step 0: features, their keys in every layer, and all but the last layer to the end.
+    total = length * (2 * 3 * c.target_hidden_size * c.hidden_size + project + below * (finish + 4 * attended * length))
     for j, (rows, keys) in enumerate(unrolled(length, prompt_len, num_steps)):
-        look = finish + head + 4 * attended * keys
-        total += rows * (look + (project if j else 0)) + rho * rows * (look + project)
+        last = finish + 4 * attended * keys
+        look = project + c.num_layers * last + head
+        total += rows * (look if j else last + head) + rho * rows * look
     return total
 
 

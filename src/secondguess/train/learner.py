@@ -12,13 +12,15 @@ import torch
 from torch import Tensor, nn
 
 from secondguess.drafter.model import Drafter
+from secondguess.train.anchor import make_anchor
+from secondguess.train.batch import Batch, trained_rows
 from secondguess.train.config import TrainConfig
 from secondguess.train.device import use_bfloat16
 from secondguess.train.feed import Feed
 from secondguess.train.objective import Tally, objective, reconsider_of
 from secondguess.train.parallel import Processes, add_gradients, parallelize, whole
+from secondguess.train.second import Reconsider
 from secondguess.train.start import new_optimizer
-from secondguess.train.unroll import Batch, Reconsider, spans, start_rows
 
 
 class Diverged(ArithmeticError):
@@ -39,10 +41,10 @@ class Loss(nn.Module):
 
     def __init__(self, drafter: Drafter, config: TrainConfig) -> None:
         super().__init__()
-        self.drafter, self.config = drafter, config
+        self.drafter, self.config, self.anchor = drafter, config, make_anchor(config, drafter)
 
     def forward(self, batch: Batch, look: Reconsider | None, step_rows: Sequence[float]) -> tuple[Tensor, Tally]:
-        return objective(self.drafter, batch, self.config, look, step_rows)
+        return objective(self.drafter, batch, self.config, look, step_rows, self.anchor)
 
 
 class Learner:
@@ -52,7 +54,9 @@ class Learner:
         self.drafter, self.feed, self.config, self.processes = drafter, feed, config, processes
         self.device = drafter.embedding.device
         self.bfloat16 = use_bfloat16(config.precision, self.device)
-        self.loss = parallelize(Loss(drafter, config), config.parallel, self.device)
+        loss = Loss(drafter, config)
+        self.anchor = loss.anchor
+        self.loss = parallelize(loss, config.parallel, self.device)
         self.optimizer = new_optimizer(drafter, config)
 
     def products(self) -> contextlib.AbstractContextManager[Any]:
@@ -72,6 +76,8 @@ class Learner:
                 fix = "nothing is exported; lower lr or clip, and choose another out folder"
                 raise Diverged(f"the {name} is {value} at step {number + 1}: {fix}")
         self.optimizer.step()
+        if self.anchor:
+            self.anchor.follow(self.drafter)
         return done
 
     def gradients(self, number: int, batches: Sequence[list[int]]) -> tuple[float, Tally]:
@@ -104,13 +110,3 @@ class Learner:
             whole_loss += other_loss
             whole_tally.add(other_tally)
         return whole_loss, whole_tally
-
-
-def trained_rows(batch: Batch, num_steps: int) -> list[int]:
-    """Rows of each unroll step that the loss is on: those whose target token can be offered. See ``unroll``."""
-    rows_X, (_, end_T) = start_rows(batch), spans(batch)
-    counts = []
-    for j in range(num_steps):
-        rows_X = rows_X[rows_X + 2 + j < end_T[rows_X]]
-        counts.append(int(batch.offered_T[rows_X + 1 + j].sum()))
-    return counts

@@ -1,33 +1,81 @@
-"""Losses of one unroll step, per row. X trained rows, V draft vocabulary."""
+"""Losses of one unroll step, per row. X trained rows, V draft vocabulary, K most probable tokens.
+
+p is the target's distribution (rows sum to 1, no gradient), q the drafter's, the softmax of its logits.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
+from secondguess.train.config import TrainConfig
+
+Loss = Callable[[Tensor, Tensor], Tensor]  # logits_XV, target_XV -> [X]
+
+LK_DECAY = 3.0
+
 
 def soft_cross_entropy(logits_XV: Tensor, target_XV: Tensor) -> Tensor:
-    """-sum_v p(v) log q(v) per row [X]; target rows sum to 1. Written so that log q is never materialised."""
+    """-sum_v p(v) log q(v) per row [X]. Written so that log q is never materialised."""
     return logits_XV.logsumexp(dim=-1) - (target_XV * logits_XV).sum(dim=-1)
 
 
-def confidence(logits_XV: Tensor) -> Tensor:
-    """The drafter's own top-1 probability [X], detached."""
-    with torch.no_grad():
-        return torch.exp(logits_XV.amax(dim=-1) - logits_XV.logsumexp(dim=-1))
+def kl(logits_XV: Tensor, target_XV: Tensor) -> Tensor:
+    """KL(p || q): the soft cross-entropy less the entropy of p, so with its gradient."""
+    return soft_cross_entropy(logits_XV, target_XV) + torch.xlogy(target_XV, target_XV).sum(dim=-1)
 
 
-def agreement(logits_XV: Tensor, target_XV: Tensor) -> Tensor:
-    """1.0 where the drafter's best token is the target's [X]."""
-    with torch.no_grad():
-        return (logits_XV.argmax(dim=-1) == target_XV.argmax(dim=-1)).float()
+def overlap(logits_XV: Tensor, target_XV: Tensor) -> Tensor:
+    """sum_v min(p(v), q(v)): how often a token drawn from q would be accepted (arXiv 2211.17192)."""
+    return torch.minimum(target_XV, logits_XV.softmax(dim=-1)).sum(dim=-1)
 
 
-def balance_floor(confidence_X: Tensor, beta: float) -> Tensor:
-    """Level-1 weights [X]: uncertainty plus a floor, so that sure positions are not forgotten."""
-    return 1 - confidence_X + beta
+def total_variation(logits_XV: Tensor, target_XV: Tensor) -> Tensor:
+    """Half the sum of |p - q|, which is 1 less the overlap."""
+    return 1 - overlap(logits_XV, target_XV)
 
 
-def balance_hinge(loss1_X: Tensor, loss0_X: Tensor) -> Tensor:
-    """Penalty [X] where a second look spoils a better first guess."""
+def lk(logits_XV: Tensor, target_XV: Tensor) -> Tensor:
+    """The adaptive LK loss (arXiv 2602.23881, its lambda form): w KL + (1 - w) TV with w = exp(-3 overlap), detached.
+
+    Where p and q hardly overlap, TV has no gradient to speak of and KL leads; the more they do, the more it is the
+    acceptance rate itself that is trained. Of the paper's two forms (the other is -log overlap) the one that it finds
+    the better; the overlap is taken row by row.
+    """
+    accepted_X = overlap(logits_XV, target_XV)
+    w_X = torch.exp(-LK_DECAY * accepted_X.detach())
+    return w_X * kl(logits_XV, target_XV) + (1 - w_X) * (1 - accepted_X)
+
+
+def top_k_cross_entropy(logits_XV: Tensor, target_XV: Tensor, k: int) -> Tensor:
+    """HASS's (arXiv 2408.15766): -sum p(v) log q(v) over the k tokens with the largest p, which is not renormalised."""
+    p_XK, best_XK = target_XV.topk(k, dim=-1)
+    return p_XK.sum(dim=-1) * logits_XV.logsumexp(dim=-1) - (p_XK * logits_XV.gather(-1, best_XK)).sum(dim=-1)
+
+
+LOSSES: dict[str, Loss] = {"soft_ce": soft_cross_entropy, "kl": kl, "tv": total_variation, "lk": lk}
+
+
+def loss_of(config: TrainConfig) -> Loss:
+    """What a row costs, at both levels."""
+    loss = LOSSES[config.loss]
+    if not config.recipe.top_k_loss:
+        return loss
+
+    def with_top_k(logits_XV: Tensor, target_XV: Tensor) -> Tensor:
+        top_k_X = top_k_cross_entropy(logits_XV, target_XV, config.top_k)
+        return loss(logits_XV, target_XV) + config.top_k_weight * top_k_X
+
+    return with_top_k
+
+
+def level1_weight(confidence_X: Tensor, floor: float) -> Tensor:
+    """[X]: doubt, plus a floor so that sure positions are not forgotten."""
+    return 1 - confidence_X + floor
+
+
+def spoilt(loss1_X: Tensor, loss0_X: Tensor) -> Tensor:
+    """[X]: by how much a second look makes a first guess worse."""
     return torch.relu(loss1_X - loss0_X.detach())

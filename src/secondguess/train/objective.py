@@ -1,72 +1,70 @@
-"""The objective of one step: level 0's soft cross-entropy, level 1's, and the balance term (DESIGN 5)."""
+"""The objective of one step (DESIGN 5): the losses of both levels at every unroll step, and the balance term.
+
+    L = sum_j step_decay^j (L0_j + lambda L1_j + beta balance_j)
+
+L0_j is the mean loss of level 0 over the trained rows, L1_j the sum of w_p times level 1's loss over the rows looked
+at again, over the number of trained rows; w_p = 1 - c_p, the drafter's doubt. X rows of a step, Y looked at again.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import repeat
 
 import torch
 from torch import Tensor
 
 from secondguess.drafter.model import Drafter
+from secondguess.train.anchor import Anchor
+from secondguess.train.batch import Batch
 from secondguess.train.config import TrainConfig
-from secondguess.train.losses import agreement, balance_floor, balance_hinge, confidence, soft_cross_entropy
-from secondguess.train.unroll import Batch, Reconsider, Step, unroll
+from secondguess.train.head import Head, Reading
+from secondguess.train.losses import level1_weight, loss_of, spoilt
+from secondguess.train.second import Reconsider, Second, fed_back, look_again
+from secondguess.train.tally import Tally
+from secondguess.train.unroll import Drafts, advance, begin, level0
 
 
-@dataclass(slots=True)
-class Tally:
-    """Sums over trained rows, per unroll step; level 1's are over the rows that got a second look."""
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one unroll step predicts."""
 
-    rows: list[float] = field(default_factory=list)
-    loss0: list[float] = field(default_factory=list)
-    right0: list[float] = field(default_factory=list)
-    looked: list[float] = field(default_factory=list)
-    loss1: list[float] = field(default_factory=list)
-    right1: list[float] = field(default_factory=list)
-    broken: list[float] = field(default_factory=list)  # level 0 right, level 1 wrong
-    mended: list[float] = field(default_factory=list)  # level 0 wrong, level 1 right
-
-    def append(self, step: Tally) -> None:
-        """Put the tally of one more unroll step behind."""
-        for name in self.__slots__:
-            getattr(self, name).extend(getattr(step, name))
-
-    def add(self, other: Tally) -> None:
-        for name in self.__slots__:
-            ours, theirs = getattr(self, name), getattr(other, name)
-            ours.extend([0.0] * (len(theirs) - len(ours)))
-            for j, value in enumerate(theirs):
-                ours[j] += value
-
-    def summary(self) -> dict[str, list[float]]:
-        """Means per unroll step."""
-        out = {"loss0": ratio(self.loss0, self.rows), "top1_0": ratio(self.right0, self.rows)}
-        if any(self.looked):
-            wrong0 = [n - r for n, r in zip(self.looked, self.right0_looked(), strict=True)]
-            out |= {
-                "loss1": ratio(self.loss1, self.looked),
-                "top1_1": ratio(self.right1, self.looked),
-                "top1_0_looked": ratio(self.right0_looked(), self.looked),
-                "recovered": ratio(self.mended, wrong0),
-                "broken": ratio(self.broken, self.right0_looked()),
-            }
-        return out
-
-    def right0_looked(self) -> list[float]:
-        return [r1 - m + b for r1, m, b in zip(self.right1, self.mended, self.broken, strict=True)]
-
-
-def ratio(numerators: list[float], denominators: list[float]) -> list[float]:
-    return [round(n / max(d, 1), 5) for n, d in zip(numerators, denominators, strict=True)]
+    drafts: Drafts
+    kept_X: Tensor  # bool: only these rows are trained, the target's token can be offered there
+    first: Reading
+    second: Second | None
 
 
 def reconsider_of(config: TrainConfig, step: int) -> Reconsider | None:
     """Level-1 settings of a step; the coin that decides carrying depends on (seed, step) alone, so that runs resume."""
-    if config.method == "eagle3.1":
+    look = config.second_look
+    if look is None:
         return None
     seed = config.seed * 1_000_003 + step
-    return Reconsider(rho=config.rho, attach=config.attach, carry=config.carry, seed=seed)
+    return Reconsider(config.rho, config.attach, config.carry, seed, look)
+
+
+def steps(
+    drafter: Drafter,
+    head: Head,
+    num_steps: int,
+    reconsider: Reconsider | None,
+    through_time: bool = True,
+) -> Iterator[Step]:
+    """Yield up to ``num_steps`` steps of the head's batch; ``reconsider`` None is plain EAGLE-3.1."""
+    batch, reference = head.batch, head.reference
+    references = repeat(None) if reference is None else level0(reference, batch)
+    coin = torch.Generator().manual_seed(reconsider.seed if reconsider else 0)
+    drafts = begin(drafter, batch)
+    while drafts is not None and drafts.step < num_steps:
+        first, second = head.read(drafts.f_XH, drafts.at_X, next(references)), None
+        g_XH = drafts.f_XH
+        if reconsider:
+            second = look_again(drafter, head, drafts, first, reconsider)
+            g_XH = fed_back(drafts.f_XH, first, second, reconsider.carry, coin)
+        yield Step(drafts, batch.offered_T[drafts.at_X], first, second)
+        drafts = advance(drafter, batch, drafts, g_XH if through_time else g_XH.detach())
 
 
 def objective(
@@ -75,48 +73,56 @@ def objective(
     config: TrainConfig,
     reconsider: Reconsider | None,
     step_rows: Sequence[float] | None = None,
+    anchor: Anchor | None = None,
 ) -> tuple[Tensor, Tally]:
-    """Loss to minimise and what it was made of: sum_j decay^j (L0_j + lambda L1_j + beta balance_j).
+    """Loss to minimise and what it was made of.
 
     ``step_rows``: trained rows per unroll step of all the batches whose losses are added up; by default of this one.
     """
     total, tally = batch.taps_TLH.new_zeros((), dtype=torch.float32), Tally()
-    for j, step in enumerate(unroll(drafter, batch, config.unroll_steps, reconsider)):
-        weight = config.step_decay**j
-        kept_X = step.offered_X
-        loss0_X = soft_cross_entropy(step.logits0_XV, step.target_XV)
-        rows = max(1, step_rows[j]) if step_rows else kept_X.sum().clamp(min=1)
-        total = total + weight * (loss0_X * kept_X).sum() / rows
-        if step.logits1_YV is not None:
-            total = total + weight * level1_loss(step, loss0_X, config) / rows
-        tally.append(count(step, loss0_X))
+    head = Head(drafter, batch, loss_of(config), anchor.reference if anchor else None)
+    for j, step in enumerate(steps(drafter, head, config.unroll_steps, reconsider, config.recipe.through_time)):
+        rows = max(1, step_rows[j]) if step_rows else step.kept_X.sum().clamp(min=1)
+        total = total + config.step_decay**j * step_loss(step, config) / rows
+        tally.append(count(step))
     return total, tally
 
 
-def level1_loss(step: Step, loss0_X: Tensor, config: TrainConfig) -> Tensor:
-    """Sum over rows of (1 - c) times level 1's soft cross-entropy, and the balance term."""
-    assert step.logits1_YV is not None
-    kept_Y, target_YV = step.offered_X[step.looked_X], step.target_XV[step.looked_X]
-    loss1_Y = soft_cross_entropy(step.logits1_YV, target_YV)
-    floor = config.balance_weight if config.balance == "floor" else 0.0
-    weight_Y = balance_floor(confidence(step.logits0_XV)[step.looked_X], floor)
-    loss_Y = config.level1_weight * weight_Y * loss1_Y
+def step_loss(step: Step, config: TrainConfig) -> Tensor:
+    """Sum over the trained rows of an unroll step."""
+    first, second, loss_X = step.first, step.second, step.first.loss_X
+    if first.drift_X is not None:
+        loss_X = loss_X + config.balance_weight * first.drift_X
+    loss = (loss_X * step.kept_X).sum()
+    if second is not None:
+        loss = loss + (level1_losses(first, second, config) * step.kept_X[second.looked_X]).sum()
+    return loss
+
+
+def level1_losses(first: Reading, second: Second, config: TrainConfig) -> Tensor:
+    """[Y]: lambda w_p times level 1's loss, and the balance terms that lie there."""
+    beta, loss1_Y = config.balance_weight, second.reading.loss_X
+    w_Y = level1_weight(first.confidence_X[second.looked_X], beta if config.balance == "floor" else 0.0)
+    loss_Y = config.level1_weight * w_Y * loss1_Y
     if config.balance == "hinge":
-        loss_Y = loss_Y + config.balance_weight * balance_hinge(loss1_Y, loss0_X[step.looked_X])
-    return (loss_Y * kept_Y).sum()
+        loss_Y = loss_Y + beta * spoilt(loss1_Y, first.loss_X[second.looked_X])
+    return loss_Y
 
 
 @torch.no_grad()
-def count(step: Step, loss0_X: Tensor) -> Tally:
-    kept_X = step.offered_X.float()
-    right0_X = agreement(step.logits0_XV, step.target_XV)
-    tally = Tally([kept_X.sum().item()], [(loss0_X * kept_X).sum().item()], [(right0_X * kept_X).sum().item()])
-    if step.logits1_YV is not None:
-        kept_Y, target_YV = kept_X[step.looked_X], step.target_XV[step.looked_X]
-        right0_Y, right1_Y = right0_X[step.looked_X], agreement(step.logits1_YV, target_YV)
-        tally.looked = [kept_Y.sum().item()]
-        tally.loss1 = [(soft_cross_entropy(step.logits1_YV, target_YV) * kept_Y).sum().item()]
-        tally.right1 = [(right1_Y * kept_Y).sum().item()]
-        tally.broken = [(right0_Y * (1 - right1_Y) * kept_Y).sum().item()]
-        tally.mended = [((1 - right0_Y) * right1_Y * kept_Y).sum().item()]
+def count(step: Step) -> Tally:
+    first, second, kept_X = step.first, step.second, step.kept_X
+    tally = Tally(total(kept_X), total(kept_X * first.loss_X), total(kept_X * first.right_X))
+    if first.drift_X is not None:
+        tally.drift = total(kept_X * first.drift_X)
+    if second is not None:
+        kept_Y, right0_Y, right1_Y = kept_X[second.looked_X], first.right_X[second.looked_X], second.reading.right_X
+        tally.looked, tally.loss1 = total(kept_Y), total(kept_Y * second.reading.loss_X)
+        tally.right1 = total(kept_Y * right1_Y)
+        tally.broken = total(kept_Y * right0_Y * (1 - right1_Y))
+        tally.mended = total(kept_Y * (1 - right0_Y) * right1_Y)
     return tally
+
+
+def total(x: Tensor) -> list[float]:
+    return [float(x.sum())]

@@ -13,9 +13,9 @@ from secondguess.drafter.fit import drafter_config, final_norm_gain, head_rows
 from secondguess.drafter.model import Drafter, initialise
 from secondguess.drafter.shipped import find_drafter
 from secondguess.drafter.vocab import choose_vocab
+from secondguess.errors import require
 from secondguess.target.hf import HFTarget
 from secondguess.train.config import TrainConfig
-from secondguess.train.objective import reconsider_of
 
 
 def start_drafter(target: HFTarget, config: TrainConfig, counts: Tensor) -> Drafter:
@@ -27,7 +27,7 @@ def start_drafter(target: HFTarget, config: TrainConfig, counts: Tensor) -> Draf
 
 def new_drafter(target: HFTarget, config: TrainConfig, target_ids: Tensor) -> Drafter:
     """A drafter for ``target`` at its start point."""
-    shape = drafter_config(target.model, config.draft_vocab_size, reconsiders(config))
+    shape = drafter_config(target.model, config.draft_vocab_size, config.second_look, config.num_layers)
     drafter = Drafter(shape, target.embedding.detach().float().cpu(), target_ids)
     initialise(drafter, head_rows(target.head_weight, target_ids), final_norm_gain(target.model), config.seed)
     return drafter
@@ -37,20 +37,17 @@ def warm_drafter(target: HFTarget, config: TrainConfig) -> Drafter:
     """The drafter that ``warm_start`` names, with its vocabulary.
 
     A self-query that it lacks is a new drafter's, one that the method has no use for is dropped. Raises UserError if
-    there is no such drafter, or it does not fit the target.
+    there is no such drafter, or it does not fit the target or the settings.
     """
     embedding = target.embedding.detach().float().cpu()
     folder = find_drafter(config.warm_start, config.warm_start, embedding)
     found = load_drafter(folder, embedding, target.spec.num_layers)
-    drafter = Drafter(replace(found.config, reconsideration=reconsiders(config)), embedding, found.target_ids)
+    other = f"drafter {folder} has num_layers={found.config.num_layers}, not {config.num_layers}"
+    require(found.config.num_layers == config.num_layers, f"{other}: set num_layers, or start from another")
+    drafter = Drafter(replace(found.config, second_look=config.second_look), embedding, found.target_ids)
     initialise(drafter, head_rows(target.head_weight, found.target_ids), final_norm_gain(target.model), config.seed)
     drafter.load_state_dict(found.state_dict(), strict=False)  # only the self-query may differ
     return drafter
-
-
-def reconsiders(config: TrainConfig) -> bool:
-    """Whether the method has second looks."""
-    return reconsider_of(config, 0) is not None
 
 
 def content(drafter: Drafter) -> str:

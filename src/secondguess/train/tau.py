@@ -8,14 +8,14 @@ makes tau a little smaller than ``secondguess eval`` finds.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 
 import torch
 
 from secondguess.bench.acceptance import Tally, acceptance_length, count
 from secondguess.bench.replay import Text, replay
-from secondguess.config import TreeConfig
+from secondguess.config import Reconsider, TreeConfig
 from secondguess.drafter.model import Drafter
 from secondguess.drafter.speculator import EagleSpeculator
 from secondguess.train.feed import Feed
@@ -35,8 +35,9 @@ def held_out_tau(
     width = min(default.offer_width, drafter.config.draft_vocab_size)
     plain = replace(default, budget=budget, offer_width=width, num_reconsider=0)
     trees = {"held_out_tau": plain}
-    if drafter.config.reconsideration:
-        second_looks = replace(plain, num_reconsider=default.num_reconsider)
+    if drafter.config.second_look:
+        learnt = Reconsider(**asdict(drafter.config.second_look))
+        second_looks = replace(plain, num_reconsider=default.num_reconsider, reconsider=learnt)
         trees = {"held_out_tau": second_looks, "held_out_tau_m0": plain}
     texts = read_texts(feed, processes.share(indices))
     return {name: tau(drafter, texts, tree, processes) for name, tree in trees.items()}

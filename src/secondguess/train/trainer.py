@@ -27,7 +27,7 @@ from secondguess.train.meter import Window
 from secondguess.train.parallel import Processes, load_optimizer, whole, whole_drafter
 from secondguess.train.plan import Plan
 from secondguess.train.run_folder import RunFolder
-from secondguess.train.start import content, reconsiders, start_drafter
+from secondguess.train.start import content, start_drafter
 
 
 class Trainer:
@@ -65,6 +65,8 @@ class Trainer:
 
     def resume(self, state: dict[str, Any]) -> None:
         load_optimizer(self.learner.optimizer, state["optimizer"])
+        if self.learner.anchor:
+            self.learner.anchor.load_state_dict(state["anchor"])
         self.step = self.num_saved = state["step"]
         self.seconds, self.log_bytes = state["seconds"], state["log_bytes"]
         self.window = Window.of(state["window"])
@@ -112,7 +114,7 @@ class Trainer:
 
     def flops(self, indices: list[int]) -> float:
         spans = ((len(r.input_ids), r.prompt_len) for r in (self.learner.feed.responses[i] for i in indices))
-        rho = self.config.rho if reconsiders(self.config) else 0.0
+        rho = self.config.rho if self.config.recipe.level1 else 0.0
         return step_flops(self.drafter.config, spans, self.config.unroll_steps, rho)
 
     def seconds_per_step(self) -> float:
@@ -162,6 +164,7 @@ class Trainer:
                 "window": self.window.state(),
                 "drafter": drafter.state_dict(),
                 "optimizer": optimizer,
+                "anchor": self.learner.anchor.state_dict() if self.learner.anchor else None,
             }
             self.folder.save(state)
         self.export(drafter, self.folder.latest_drafter)

@@ -1,0 +1,84 @@
+"""What the rows of a pass attend to in training.
+
+Draft p at step j sees the step-0 keys of rows 0..p of its sequence, and the keys of its own steps 1..j; level 1 sees
+the same and itself. In positions of the text, where draft p stands at p + j: the target's features up to p, and what
+the draft itself was fed at the newest j. These are the diagonals of HASS (arXiv 2408.15766) and of EAGLE-3's
+training-time test (arXiv 2503.01840). The step whose key draft p = t - 2 sees at step 2, where it stands at t:
+
+    position   0  1  2  3  4
+    t = 2      0  1  2
+    t = 3      0  0  1  2
+    t = 4      0  0  0  1  2
+
+T packed tokens, X rows, A / G heads, D head size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from secondguess.drafter.model import full_precision
+
+KeyValue = tuple[Tensor, Tensor]  # [X, G, D] each, or [T, G, D]
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """The keys and values that drafts see, their newest pass not counted."""
+
+    start_T: Tensor  # int64: where each token's sequence starts
+    rows_X: Tensor  # int64, ascending: the drafts, as packed indices of the features that they started at
+    last_X: Tensor  # int64: the newest step-0 key that each sees
+    shared: tuple[KeyValue, ...]  # of step 0, by layer: of all tokens
+    own: tuple[tuple[KeyValue, ...], ...] = ()  # of the steps after, by step and layer: of each draft
+
+    def take(self, chosen_X: Tensor) -> Seen:
+        """Of the drafts that ``chosen_X`` (bool) marks."""
+        own = tuple(tuple((k[chosen_X], v[chosen_X]) for k, v in step) for step in self.own)
+        return replace(self, rows_X=self.rows_X[chosen_X], last_X=self.last_X[chosen_X], own=own)
+
+    def then(self, newest: tuple[KeyValue, ...]) -> Seen:
+        """With the pass that gave ``newest``, by layer."""
+        return replace(self, own=(*self.own, newest))
+
+    def without_newest(self) -> Seen:
+        """Less the newest pass."""
+        return replace(self, own=self.own[:-1]) if self.own else replace(self, last_X=self.last_X - 1)
+
+    def own_of(self, layer: int) -> list[KeyValue]:
+        return [step[layer] for step in self.own]
+
+
+def attend(q_XAD: Tensor, shared: KeyValue, own: list[KeyValue], seen: Seen) -> Tensor:
+    """Attention [X, A, D] of rows over step-0 keys of their sequence, and over their own (k, v) pairs.
+
+    Rows come sequence by sequence, so each sequence is one dense product; own keys are elementwise. R = A / G query
+    heads of a group, N rows and S step-0 keys of one sequence, J own keys.
+    """
+    (k_TGD, v_TGD), rows_X = shared, seen.rows_X
+    X, A, D = q_XAD.shape
+    G = k_TGD.shape[1]
+    q_XGRD = (q_XAD * D**-0.5).view(X, G, A // G, D)
+    none_XG0D = q_XGRD[:, :, :0]
+    k_XGJD = torch.stack([k for k, _ in own], dim=2) if own else none_XG0D
+    v_XGJD = torch.stack([v for _, v in own], dim=2) if own else none_XG0D
+    firsts, counts = seen.start_T[rows_X].unique_consecutive(return_counts=True)
+    lasts = rows_X[counts.cumsum(0) - 1] + 1
+    out, x = [], 0
+    for first, last, count in zip(firsts.tolist(), lasts.tolist(), counts.tolist(), strict=True):
+        mine = slice(x, x + count)
+        q_GRND = q_XGRD[mine].permute(1, 2, 0, 3)
+        k_G1DS, v_G1SD = k_TGD[first:last].permute(1, 2, 0)[:, None], v_TGD[first:last].transpose(0, 1)[:, None]
+        k_G1NJD, v_G1NJD = (x_XGJD[mine].transpose(0, 1)[:, None] for x_XGJD in (k_XGJD, v_XGJD))
+        future_NS = torch.arange(first, last, device=rows_X.device) > seen.last_X[mine, None]
+        s_GRNS = q_GRND.matmul(k_G1DS).masked_fill(future_NS, float("-inf"))
+        s_GRNJ = (q_GRND[..., None, :] * k_G1NJD).sum(dim=-1)
+        w_GRN = full_precision(torch.cat([s_GRNS, s_GRNJ], dim=-1)).softmax(dim=-1).to(q_GRND.dtype)
+        w_GRNS, w_GRNJ = w_GRN.split([last - first, s_GRNJ.shape[-1]], dim=-1)
+        o_GRND = w_GRNS.matmul(v_G1SD) + (w_GRNJ[..., None] * v_G1NJD).sum(dim=-2)
+        out.append(o_GRND.permute(2, 0, 1, 3).reshape(count, A, D))
+        x += count
+    return torch.cat(out)

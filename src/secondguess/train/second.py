@@ -1,0 +1,94 @@
+"""Second looks in training (level 1 of arXiv 2611.05724): which rows get one, and which go on from it.
+
+X drafts at a step, Y of them looked at again, H hidden, V draft vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from secondguess.config import SecondLook
+from secondguess.drafter.look import query
+from secondguess.drafter.model import Drafter
+from secondguess.train.chunks import by_chunks
+from secondguess.train.head import Head, Reading
+from secondguess.train.unroll import Drafts, forward
+
+
+@dataclass(frozen=True, slots=True)
+class Reconsider:
+    """How level 1 is trained: on the most doubtful share ``rho``, with ``attach`` of its gradient into level 0."""
+
+    rho: float
+    attach: float
+    carry: str
+    seed: int
+    look: SecondLook = SecondLook()
+
+
+@dataclass(frozen=True, slots=True)
+class Second:
+    """Level 1 of a step. ``looked_X`` (bool) marks the drafts that the rest is about, in order."""
+
+    looked_X: Tensor
+    f_YH: Tensor
+    reading: Reading
+
+
+def look_again(drafter: Drafter, head: Head, drafts: Drafts, first: Reading, reconsider: Reconsider) -> Second:
+    """Send the features of the most doubtful rows through M once more."""
+    looked_X = most_doubtful(first, reconsider.rho)
+    f_YH = second_features(drafter, drafts, looked_X, reconsider)
+    return Second(looked_X, f_YH, head.read(f_YH, drafts.at_X[looked_X]))
+
+
+def second_features(drafter: Drafter, drafts: Drafts, looked_X: Tensor, reconsider: Reconsider) -> Tensor:
+    """f' [Y, H] = M(query, f), which sees what level 0 saw, level 0's own keys, and itself."""
+    look, seen = reconsider.look, drafts.seen.take(looked_X)
+    f_YH = lean(drafts.f_XH[looked_X], reconsider.attach)
+
+    def ask(e_YH: Tensor, f_YH: Tensor) -> tuple[Tensor]:
+        return (query(drafter, look, e_YH, f_YH),)
+
+    (query_YH,) = by_chunks(ask, drafter.config.draft_vocab_size, drafts.e_XH[looked_X], f_YH)
+    position_Y = drafts.position_X[looked_X] + (1 if look.query_rope == "next" else 0)
+    seen = seen if look.see_own_level0 else seen.without_newest()
+    return forward(drafter, query_YH, f_YH, position_Y, seen)[0]
+
+
+def lean(f: Tensor, attach: float) -> Tensor:
+    """Scale the gradient that level 1 sends into level 0."""
+    return f if attach == 1 else attach * f + (1 - attach) * f.detach()
+
+
+def most_doubtful(first: Reading, share: float) -> Tensor:
+    """bool [X]: the ``share`` least confident rows, at least one."""
+    chosen_X = torch.zeros_like(first.confidence_X, dtype=torch.bool)
+    count = max(1, round(share * len(chosen_X)))
+    chosen_X[(1 - first.confidence_X).topk(count).indices] = True
+    return chosen_X
+
+
+def fed_back(f_XH: Tensor, first: Reading, second: Second, carry: str, coin: torch.Generator) -> Tensor:
+    """What the next step starts from: level 1's feature where it is carried, else level 0's."""
+    carried_X = carried_rows(first, second, carry, coin)
+    return f_XH.index_put((carried_X,), second.f_YH[carried_X[second.looked_X]].to(f_XH.dtype))
+
+
+def carried_rows(first: Reading, second: Second, carry: str, coin: torch.Generator) -> Tensor:
+    """bool [X]: looked-at rows whose next step starts from level 1. ``coin`` is tossed for ``half`` alone.
+
+    ``half``: a random half of the more doubtful half. ``merge``: those where level 1 gives the text's next token, which
+    the next step reads, more probability than level 0 does: then serving's merge would feed it from level 1, too.
+    """
+    looked_X = second.looked_X
+    if carry == "half":
+        toss_X = torch.rand(len(looked_X), generator=coin).to(looked_X.device) < 0.5
+        return looked_X & most_doubtful(first, 0.5) & toss_X
+    if carry == "merge":
+        better_Y = second.reading.next_logp_X > first.next_logp_X[looked_X]
+        return looked_X.masked_scatter(looked_X, better_Y)
+    return looked_X if carry == "all" else torch.zeros_like(looked_X)
