@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from secondguess.config import TreeConfig
+from secondguess.config import SecondLook, TreeConfig
 from secondguess.drafter import shipped
 from secondguess.drafter.checkpoint import load_drafter, save_drafter
 from secondguess.drafter.settings import read_settings
@@ -70,9 +70,9 @@ def test_bfloat16_drafters_keep_positions_apart() -> None:
     drafter, generator = tiny_drafter(target), torch.Generator().manual_seed(0)
     e_XH, g_XH = torch.randn(2, 1, target.spec.hidden_size, generator=generator).expand(2, 2, -1)
     positions_X = torch.tensor([600, 601])
-    _, k_XGD, _ = drafter.project(e_XH, g_XH, positions_X)
+    _, k_XGD, _ = drafter.midlayer.project(e_XH, g_XH, drafter.rotation(positions_X))
     half = tiny_drafter(target).to(torch.bfloat16)
-    _, half_XGD, _ = half.project(e_XH.bfloat16(), g_XH.bfloat16(), positions_X)
+    _, half_XGD, _ = half.midlayer.project(e_XH.bfloat16(), g_XH.bfloat16(), half.rotation(positions_X))
     moved = (k_XGD[0] - k_XGD[1]).abs().max()
     assert (half_XGD[0] - half_XGD[1]).abs().max() > 0.5 * moved
     assert (half_XGD.float() - k_XGD).abs().max() < 0.1 * moved
@@ -116,10 +116,10 @@ def test_extending_in_pieces_equals_extending_at_once() -> None:
     assert (pieces_tree.scores_RN - whole_tree.scores_RN)[pieces_tree.valid_RN].abs().max() < 1e-10
 
 
-@pytest.mark.parametrize("reconsideration", [False, True])
-def test_checkpoint_round_trip(tmp_path, reconsideration: bool) -> None:
+@pytest.mark.parametrize("look", [None, SecondLook(), SecondLook(query_slot="own_token", query_rope="next")], ids=str)
+def test_checkpoint_round_trip(tmp_path, look: SecondLook | None) -> None:
     target = tiny_target("llama", dtype=torch.float32)
-    drafter = tiny_drafter(target, reconsideration=reconsideration)
+    drafter = tiny_drafter(target, reconsideration=look is not None, look=look or SecondLook())
     save_drafter(drafter, tmp_path, {"target": "tiny"}, dtype=torch.float32)
     again = load_drafter(tmp_path, target.embedding, target.spec.num_layers)
     assert again.config == drafter.config
@@ -198,7 +198,7 @@ def block(**changes) -> dict:
         ({"norm_output": False}, "norm_output must be true"),
         ({"norm_output": 1}, "norm_output must be true"),
         ({"architectures": ["LlamaForCausalLM"]}, "architectures must be"),
-        ({"num_hidden_layers": 2}, "num_hidden_layers must be 1"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers must be a whole number above 0"),
         ({"hidden_act": "gelu"}, "hidden_act must be"),
         ({"attention_bias": True}, "attention_bias must be false"),
         ({"rope_scaling": {"factor": 2}}, "rope_scaling must be null"),
@@ -208,6 +208,10 @@ def block(**changes) -> dict:
         (block(target_embedding=None), "lacks target_embedding"),
         (block(target_num_layers="8"), "target_num_layers must be a whole number"),
         (block(reconsideration="yes"), "reconsideration must be true or false"),
+        (block(second_look="own_token"), "second_look must hold see_own_level0, query_slot, query_rope"),
+        (block(second_look={"query_slt": "own_token"}), "unknown setting 'query_slt'; did you mean query_slot"),
+        (block(second_look={"query_slot": "token"}), "query_slot must be one of self_query, own_token"),
+        (block(second_look={"see_own_level0": 1}), "see_own_level0 must be true or false"),
         ({"hidden_size": None}, "lacks hidden_size"),
         ({"hidden_size": "32"}, "hidden_size must be a whole number"),
         ({"hidden_size": True}, "hidden_size must be a whole number"),
@@ -278,7 +282,7 @@ def test_damaged_files_are_refused(whole, tmp_path, name: str, content: bytes | 
 @pytest.mark.parametrize("name", ["eagle3.1", "pr"])
 def test_shipped_settings_are_as_strict(name: str) -> None:
     config, _ = read_settings(shipped.SHIPPED / "smollm2-135m" / name)
-    assert config.reconsideration == (name == "pr")
+    assert config.second_look == (SecondLook() if name == "pr" else None)
 
 
 def test_a_folder_is_not_mistaken_for_a_shipped_drafter(tmp_path, monkeypatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,9 +13,9 @@ import torch
 
 from secondguess.bench.sweep import sweep
 from secondguess.cli import main
-from secondguess.config import Reconsider, TreeConfig
+from secondguess.config import Reconsider, SecondLook, TreeConfig
 from secondguess.drafter.checkpoint import save_drafter
-from secondguess.drafter.look import ask, offer
+from secondguess.drafter.look import offer, query
 from secondguess.drafter.model import Drafter
 from secondguess.drafter.speculator import EagleSpeculator
 from secondguess.engine.speculate import Plain
@@ -87,9 +88,7 @@ def test_what_stands_where_level_0_has_the_token(drafter: Drafter) -> None:
     f_RMH, tokens_RM = features(drafter, 2), torch.tensor([[3, 4], [5, 6]])
 
     def asked(slot) -> torch.Tensor:
-        e_RMH = drafter.embed(tokens_RM)
-        ask(drafter, Reconsider(query_slot=slot), e_RMH, f_RMH)
-        return e_RMH
+        return query(drafter, SecondLook(query_slot=slot), drafter.embed(tokens_RM), f_RMH)
 
     assert torch.equal(asked("self_query"), drafter.self_query.expand(2, 2, -1))
     assert torch.equal(asked("own_token"), drafter.embedding[tokens_RM])
@@ -186,8 +185,8 @@ def test_settings_are_read_by_the_type_of_their_field() -> None:
         ("pr:k=4,refined_offer_width=5", "refined_offer_width must be at most offer_width (4), got 5"),
         ("pr:m=0,merge=drop,select=path", "merge, select would change nothing: num_reconsider (m) is 0"),
         ("pr:extra_advance=3", "extra_advance stands in for second looks: set num_reconsider (m) to 0"),
-        ("eagle3.1:merge=drop", "eagle3.1 does not use merge, only pr does"),
-        ("ngram:extra_advance=3", "ngram does not use extra_advance, only eagle3.1, pr do"),
+        ("eagle3.1:merge=drop", "eagle3.1 does not use merge, only pr, hass+pr do"),
+        ("ngram:extra_advance=3", "ngram does not use extra_advance, only eagle3.1, pr, hass, hass+pr do"),
     ],
 )
 def test_bad_settings_are_one_line(typed: str, said: str) -> None:
@@ -205,6 +204,40 @@ def test_a_drafter_without_self_query_can_look_again_at_the_token(tmp_path: Path
     speculator = make_speculator(parse_method("pr:query_slot=own_token", SMALL), target, tmp_path, 2, 32)
     assert isinstance(speculator, EagleSpeculator)
     assert int(speculator.draft(prime(speculator, target, PROMPTS)).levels_RN.sum()) > 0
+
+
+def test_second_looks_are_served_as_they_were_trained_unless_told_otherwise(tmp_path: Path) -> None:
+    target, learnt = tiny_target("llama"), SecondLook(query_slot="soft_pred", query_rope="next", see_own_level0=False)
+    save_drafter(tiny_drafter(target, look=learnt), tmp_path, {})
+
+    def served(typed: str, tree: TreeConfig = SMALL) -> Reconsider:
+        speculator = make_speculator(parse_method(typed, tree), target, tmp_path, 2, 32)
+        assert isinstance(speculator, EagleSpeculator)
+        speculator.draft(prime(speculator, target, PROMPTS))
+        return speculator.config.reconsider
+
+    as_trained = Reconsider(query_slot="soft_pred", query_rope="next", see_own_level0=False)
+    assert served("pr") == served("hass+pr") == as_trained
+    assert served("pr:query_rope=same,merge=drop") == replace(as_trained, query_rope="same", merge="drop")
+    own = replace(SMALL, reconsider=Reconsider(query_slot="own_token"))
+    assert served("pr", own) == replace(as_trained, query_slot="own_token")
+    assert served("pr:m=0") == served("eagle3.1") == Reconsider()
+    with pytest.raises(UserError, match="no self-query"):
+        served("pr:query_slot=self_query")
+
+
+def test_hass_drafts_as_eagle_does_and_needs_a_drafter(tmp_path: Path) -> None:
+    target = tiny_target("llama")
+    save_drafter(tiny_drafter(target, reconsideration=False), tmp_path, {})
+    trees = []
+    for typed in ("eagle3.1", "hass"):
+        speculator = make_speculator(parse_method(typed, SMALL), target, tmp_path, 2, 32)
+        assert isinstance(speculator, EagleSpeculator)
+        trees.append(speculator.draft(prime(speculator, target, PROMPTS)))
+    assert torch.equal(trees[0].tokens_RN, trees[1].tokens_RN)
+    for name in ("hass", "hass+pr"):
+        with pytest.raises(UserError, match=f"no drafter '{re.escape(name)}': no such drafter ships"):
+            make_speculator(parse_method(name, SMALL), target, None, 2, 32)
 
 
 # ---- the sweep

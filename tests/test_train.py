@@ -1,170 +1,20 @@
-"""Training: rows on literal cases, gradients against EAGLE-3.1's, level 1 against the serving forward, resume."""
+"""Training: data, configuration, runs that go on bit for bit."""
 
 from __future__ import annotations
 
 import json
 import random
-from dataclasses import fields, replace
+from dataclasses import fields
 
 import pytest
 import torch
 
 from secondguess.capture.run import capture, fill, plan_capture
-from secondguess.config import TreeConfig
-from secondguess.drafter.speculator import EagleSpeculator
-from secondguess.engine.speculate import Accepted
 from secondguess.errors import UserError
-from secondguess.testing import tiny_drafter, tiny_target
+from secondguess.testing import tiny_target
 from secondguess.train.config import TrainConfig, dump_config, list_settings, load_config
 from secondguess.train.data import Response, batches, read_responses, split_held_out
-from secondguess.train.objective import objective
 from secondguess.train.trainer import Trainer
-from secondguess.train.unroll import Batch, Reconsider, Step, start_rows, unroll
-from secondguess.tree.rows import DraftRows
-
-EVERY_ROW = Reconsider(rho=1.0, attach=1.0, carry="off", seed=0)
-
-
-def random_batch(target, drafter, lengths=(7, 5), starts=(2, 3), seed=0) -> Batch:
-    g = torch.Generator().manual_seed(seed)
-    total, spec = sum(lengths), target.spec
-    return Batch(
-        tokens_T=torch.randint(spec.vocab_size, (total,), generator=g),
-        taps_TLH=torch.randn(total, 3, spec.hidden_size, generator=g, dtype=torch.float64),
-        target_TV=torch.randn(total, len(drafter.target_ids), generator=g, dtype=torch.float64).softmax(-1),
-        offered_T=torch.rand(total, generator=g) < 0.8,
-        lengths_B=torch.tensor(lengths),
-        answer_starts_B=torch.tensor(starts),
-    )
-
-
-@pytest.fixture
-def setting():
-    target = tiny_target("llama")
-    drafter = tiny_drafter(target).requires_grad_(True)
-    return target, drafter, random_batch(target, drafter)
-
-
-def test_rows_of_the_worked_example() -> None:
-    """Six tokens, the last four the answer: rows 1, 2, 3 at step 0; then a second sequence starts at packed index 6."""
-    target = tiny_target("llama")
-    batch = random_batch(target, tiny_drafter(target), lengths=(6, 4), starts=(2, 1))
-    assert start_rows(batch).tolist() == [1, 2, 3, 6, 7]
-
-
-def test_steps_train_fewer_and_fewer_rows(setting) -> None:
-    _, drafter, batch = setting
-    steps = list(unroll(drafter, batch, 5, None))
-    # Answers of 5 and 2 tokens: 4 + 1 rows at step 0, one less per sequence and step.
-    assert [len(step.logits0_XV) for step in steps] == [5, 3, 2, 1]
-    # Row p at step j is taught the target's distribution after token p + 1 + j.
-    assert torch.equal(steps[1].target_XV, batch.target_TV[[3, 4, 5]])
-    assert torch.equal(steps[0].target_XV, batch.target_TV[[2, 3, 4, 5, 10]])
-
-
-def test_few_rows_still_train(setting) -> None:
-    """An answer of one token trains no row; a small rho gives one row of few a second look."""
-    target, drafter, _ = setting
-    assert list(unroll(drafter, random_batch(target, drafter, lengths=(4,), starts=(3,)), 3, EVERY_ROW)) == []
-    short = random_batch(target, drafter, lengths=(4, 4), starts=(3, 1))
-    steps = list(unroll(drafter, short, 3, replace(EVERY_ROW, rho=0.1)))
-    assert [(len(step.logits0_XV), int(step.looked_X.sum())) for step in steps] == [(2, 1), (1, 1)]
-
-
-def test_a_row_sees_its_own_draft_and_nothing_of_the_others(setting) -> None:
-    """Causality by gradient: the logits of one row at step 2 depend on the taps of features 0..p only."""
-    _, drafter, batch = setting
-    taps = batch.taps_TLH.clone().requires_grad_(True)
-    steps = list(unroll(drafter, replace(batch, taps_TLH=taps), 3, EVERY_ROW))
-    for logits in (steps[2].logits0_XV, second_logits(steps[2])):
-        (gradient,) = torch.autograd.grad(logits[1].square().sum(), taps, retain_graph=True)
-        touched = gradient.abs().sum((1, 2)).nonzero().squeeze(1).tolist()
-        assert touched == [0, 1, 2]  # the second row of the first sequence started at feature 2
-
-
-def test_without_level_1s_influence_gradients_are_eagles(setting) -> None:
-    _, drafter, batch = setting
-    config = TrainConfig(responses="-", out="-", unroll_steps=4, level1_weight=0.0, attach=0.0, carry="off")
-    gradients = []
-    for reconsider in (None, Reconsider(rho=1.0, attach=0.0, carry="off", seed=0)):
-        drafter.zero_grad()
-        objective(drafter, batch, config, reconsider)[0].backward()
-        gradients.append({n: p.grad.clone() for n, p in drafter.named_parameters() if n != "self_query"})
-    for name, gradient in gradients[0].items():
-        assert (gradient - gradients[1][name]).abs().max() < 1e-12, name
-
-
-def test_detached_level_1_still_trains_the_block_and_the_query(setting) -> None:
-    _, drafter, batch = setting
-    config = TrainConfig(responses="-", out="-", unroll_steps=3, attach=0.0)
-    objective(drafter, batch, config, replace(EVERY_ROW, attach=0.0))[0].backward()
-    assert drafter.self_query.grad.abs().max() > 0
-    level1 = drafter.midlayer.mlp.down_proj.weight.grad.clone()
-    drafter.zero_grad()
-    objective(drafter, batch, config, None)[0].backward()
-    assert (level1 - drafter.midlayer.mlp.down_proj.weight.grad).abs().max() > 1e-6
-
-
-def test_carried_rows_change_the_next_step_only_where_carried(setting) -> None:
-    _, drafter, batch = setting
-    plain, carried = (list(unroll(drafter, batch, 2, replace(EVERY_ROW, carry=c))) for c in ("off", "all"))
-    assert torch.equal(plain[0].logits0_XV, carried[0].logits0_XV)
-    assert (plain[1].logits0_XV - carried[1].logits0_XV).abs().amax(-1).min() > 1e-6
-    half = list(unroll(drafter, batch, 2, replace(EVERY_ROW, carry="half")))
-    moved = (plain[1].logits0_XV - half[1].logits0_XV).abs().amax(-1) > 1e-6
-    assert moved.any()
-    assert not moved.all()
-
-
-def test_training_logits_equal_the_serving_forward_on_a_chain(setting) -> None:
-    """A chain of ground-truth tokens through the speculator gives both levels' logits of the unroll's steps."""
-    target, drafter, _ = setting
-    batch = random_batch(target, drafter, lengths=(9,), starts=(4,))
-    steps, row, anchor = list(unroll(drafter, batch, 3, EVERY_ROW)), 1, 4  # the second row starts at feature 4
-    s = EagleSpeculator(drafter.requires_grad_(False), TreeConfig(num_steps=4), num_slots=1, num_columns=32)
-    tokens = batch.tokens_T
-    served: list[torch.Tensor] = []
-    offers = s.offers
-    s.offers = lambda f_RXH: served.append(drafter.logits(f_RXH)[0]) or offers(f_RXH)  # type: ignore[method-assign]
-    s.accept([Accepted(0, tokens[1 : anchor + 2], batch.taps_TLH[: anchor + 1])])
-    round_ = start_round(s)
-    # Step j of the chain: node j at level 0, and node j - 1 reconsidered beside it, as serving batches them.
-    lineage = [[True]]
-    level0_row = 0
-    for j in (1, 2):
-        seen = [*lineage[level0_row], *[False] * (len_rows(round_) - len(lineage[level0_row]))]
-        visible = torch.tensor([[[*seen, True, False], [*seen, False, True]]])
-        visible[0, 1, level0_row] = True
-        round_.forward(
-            DraftRows(
-                tokens_RX=tokens[[anchor + 1 + j, anchor + j]][None],
-                feature_rows_RX=torch.tensor([[level0_row, level0_row]]),
-                depths_RX=torch.tensor([[j, j - 1]]),
-                visible_RXY=visible,
-                valid_RX=torch.ones(1, 2, dtype=torch.bool),
-                num_level0=1,
-            )
-        )
-        lineage += [visible[0, 0].tolist(), []]
-        level0_row = len(lineage) - 2
-        assert (served[-1][0] - steps[j].logits0_XV[row]).abs().max() < 1e-10
-        assert (served[-1][1] - second_logits(steps[j - 1])[row]).abs().max() < 1e-10
-
-
-def second_logits(step: Step) -> torch.Tensor:
-    assert step.logits1_YV is not None
-    return step.logits1_YV
-
-
-def start_round(s: EagleSpeculator):
-    from secondguess.drafter.speculator import Round
-
-    return Round(s, [0], s.extend([0], [s.slots[0]]), [s.slots[0].num_columns])
-
-
-def len_rows(round_) -> int:
-    return round_.features_RYH.shape[1]
-
 
 # -- data and configuration ------------------------------------------------------------------------------------------
 
@@ -233,7 +83,8 @@ def test_config_rejects_what_it_does_not_know(tmp_path) -> None:
     for override, match in [
         ("epoch=2", "did you mean epochs"),
         ("epochs=two", "whole number"),
-        ("method=hass", "one of eagle3.1, pr"),
+        ("method=eagle", "one of eagle3.1, pr, hass, hass\\+pr, got 'eagle'; did you mean eagle3.1"),
+        ("see_own_level0=maybe", "see_own_level0 must be true or false, got 'maybe'"),
         ("rho=2", r"in \[0, 1\]"),
         ("epochs", "key=value"),
         ("lr=[1", "not YAML"),
@@ -244,6 +95,37 @@ def test_config_rejects_what_it_does_not_know(tmp_path) -> None:
     ]:
         with pytest.raises(UserError, match=match):
             load_config(path, [override])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "match"),
+    [
+        ("method=eagle3.1 rho=0.5 query_slot=own_token", "rho, query_slot would change nothing: eagle3.1 has no level 1"),
+        ("method=hass carry=off", "carry would change nothing: hass has no level 1"),
+        ("method=hass+pr rho=0", r"rho must be above 0 for hass\+pr"),
+        ("method=pr top_k=5", "top_k would change nothing: pr has no loss on the most probable tokens"),
+        ("method=hass top_k=50 draft_vocab_size=32", r"top_k must be at most draft_vocab_size \(32\), got 50"),
+        ("num_layers=9", "num_layers must be at most 8, got 9"),
+        ("balance=hinge", "balance would change nothing: balance_weight is 0"),
+        ("balance_weight=1 anchor_to=eagle3.1", "anchor_to would change nothing: balance is floor, not anchor"),
+        (
+            "balance=anchor balance_weight=1 anchor_to=eagle3.1 anchor_decay=0.5",
+            "anchor_decay would change nothing: anchor_to names a drafter that stays as it is",
+        ),
+        ("balance=anchor balance_weight=1 parallel=shard", "take parallel=replicate"),
+        ("anchor_decay=1.5", r"anchor_decay must be in \[0, 1\]"),
+    ],
+)
+def test_settings_that_make_no_sense_together_are_refused(overrides: str, match: str) -> None:
+    with pytest.raises(UserError, match=match) as caught:
+        load_config(None, ["responses=r", "out=o", *overrides.split()])
+    assert "\n" not in str(caught.value)
+
+
+def test_yaml_reads_off_as_false_but_carry_does_not() -> None:
+    assert load_config(None, ["responses=r", "out=o", "carry=off"]).carry == "off"
+    with pytest.raises(UserError, match="carry must be text, got True"):
+        load_config(None, ["responses=r", "out=o", "carry=on"])
 
 
 @pytest.mark.parametrize(
@@ -272,7 +154,7 @@ def test_a_printed_config_reads_back(tmp_path) -> None:
 def test_settings_are_listed_with_choices_and_defaults() -> None:
     listed = list_settings()
     assert all(f"  {field.name} " in listed for field in fields(TrainConfig))
-    assert "(half, off, all); default: half" in listed
+    assert "(half, merge, off, all); default: half" in listed
 
 
 # -- runs ------------------------------------------------------------------------------------------------------------
@@ -298,13 +180,21 @@ class Killed(Exception):
     pass
 
 
-@pytest.mark.parametrize("method", ["eagle3.1", "pr"])
-def test_a_killed_run_continues_bit_for_bit(tmp_path, method: str) -> None:
-    whole = tiny_run(tmp_path, "whole", method=method)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"method": "eagle3.1"},
+        {"method": "pr"},
+        {"method": "hass+pr", "carry": "merge", "query_slot": "soft_pred"},
+        {"method": "pr", "balance": "anchor", "balance_weight": 0.5, "anchor_decay": 0.9, "num_layers": 2},
+    ],
+)
+def test_a_killed_run_continues_bit_for_bit(tmp_path, settings: dict) -> None:
+    whole = tiny_run(tmp_path, "whole", **settings)
     losses: dict[int, float] = {}
     whole.run(lambda step, loss: losses.__setitem__(step, loss))
 
-    killed = tiny_run(tmp_path, "killed", method=method)
+    killed = tiny_run(tmp_path, "killed", **settings)
 
     def kill_at_7(step: int, loss: float) -> None:
         if step == 7:
@@ -312,7 +202,7 @@ def test_a_killed_run_continues_bit_for_bit(tmp_path, method: str) -> None:
 
     with pytest.raises(Killed):
         killed.run(kill_at_7)
-    resumed = tiny_run(tmp_path, "killed", method=method)
+    resumed = tiny_run(tmp_path, "killed", **settings)
     assert resumed.step == 6
     again: dict[int, float] = {}
     resumed.run(lambda step, loss: again.__setitem__(step, loss))
