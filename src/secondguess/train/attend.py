@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from secondguess.drafter.model import full_precision
+from secondguess.train.chunks import frugally
 
 KeyValue = tuple[Tensor, Tensor]  # [X, G, D] each, or [T, G, D]
 
@@ -55,8 +56,8 @@ class Seen:
 def attend(q_XAD: Tensor, shared: KeyValue, own: list[KeyValue], seen: Seen) -> Tensor:
     """Attention [X, A, D] of rows over step-0 keys of their sequence, and over their own (k, v) pairs.
 
-    Rows come sequence by sequence, so each sequence is one dense product; own keys are elementwise. R = A / G query
-    heads of a group, N rows and S step-0 keys of one sequence, J own keys.
+    Rows come sequence by sequence, so each sequence is one dense product. R = A / G query heads of a group, N rows and S
+    step-0 keys of one sequence, J own keys.
     """
     (k_TGD, v_TGD), rows_X = shared, seen.rows_X
     X, A, D = q_XAD.shape
@@ -69,16 +70,24 @@ def attend(q_XAD: Tensor, shared: KeyValue, own: list[KeyValue], seen: Seen) -> 
     lasts = rows_X[counts.cumsum(0) - 1] + 1
     out, x = [], 0
     for first, last, count in zip(firsts.tolist(), lasts.tolist(), counts.tolist(), strict=True):
-        mine = slice(x, x + count)
-        q_GRND = q_XGRD[mine].permute(1, 2, 0, 3)
-        k_G1DS, v_G1SD = k_TGD[first:last].permute(1, 2, 0)[:, None], v_TGD[first:last].transpose(0, 1)[:, None]
-        k_G1NJD, v_G1NJD = (x_XGJD[mine].transpose(0, 1)[:, None] for x_XGJD in (k_XGJD, v_XGJD))
+        mine, keys = slice(x, x + count), slice(first, last)
         future_NS = torch.arange(first, last, device=rows_X.device) > seen.last_X[mine, None]
-        s_GRNS = q_GRND.matmul(k_G1DS).masked_fill(future_NS, float("-inf"))
-        s_GRNJ = (q_GRND[..., None, :] * k_G1NJD).sum(dim=-1)
-        w_GRN = full_precision(torch.cat([s_GRNS, s_GRNJ], dim=-1)).softmax(dim=-1).to(q_GRND.dtype)
-        w_GRNS, w_GRNJ = w_GRN.split([last - first, s_GRNJ.shape[-1]], dim=-1)
-        o_GRND = w_GRNS.matmul(v_G1SD) + (w_GRNJ[..., None] * v_G1NJD).sum(dim=-2)
-        out.append(o_GRND.permute(2, 0, 1, 3).reshape(count, A, D))
+        parts = (q_XGRD[mine], k_TGD[keys], v_TGD[keys], k_XGJD[mine], v_XGJD[mine], future_NS)
+        out.append(frugally(attend_sequence, A * future_NS.numel(), *parts))
         x += count
     return torch.cat(out)
+
+
+def attend_sequence(
+    q_NGRD: Tensor, k_SGD: Tensor, v_SGD: Tensor, k_NGJD: Tensor, v_NGJD: Tensor, future_NS: Tensor
+) -> Tensor:
+    """Of one sequence, [N, A, D]. Own keys are elementwise."""
+    q_GRND = q_NGRD.permute(1, 2, 0, 3)
+    k_G1DS, v_G1SD = k_SGD.permute(1, 2, 0)[:, None], v_SGD.transpose(0, 1)[:, None]
+    k_G1NJD, v_G1NJD = (x_NGJD.transpose(0, 1)[:, None] for x_NGJD in (k_NGJD, v_NGJD))
+    s_GRNS = q_GRND.matmul(k_G1DS).masked_fill(future_NS, float("-inf"))
+    s_GRNJ = (q_GRND[..., None, :] * k_G1NJD).sum(dim=-1)
+    w_GRN = full_precision(torch.cat([s_GRNS, s_GRNJ], dim=-1)).softmax(dim=-1).to(q_GRND.dtype)
+    w_GRNS, w_GRNJ = w_GRN.split([s_GRNS.shape[-1], s_GRNJ.shape[-1]], dim=-1)
+    o_GRND = w_GRNS.matmul(v_G1SD) + (w_GRNJ[..., None] * v_G1NJD).sum(dim=-2)
+    return o_GRND.permute(2, 0, 1, 3).flatten(1, 2)

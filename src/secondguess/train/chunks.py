@@ -1,25 +1,37 @@
-"""Work over the whole vocabulary in parts, so that its memory does not grow with rows x vocabulary."""
+"""Work with large matrices at the price of doing it twice, so that memory grows neither with rows x vocabulary nor with
+rows x context. Small ones, which is what training on ordinary answers meets, cost nothing.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-CHUNK = 2**24  # numbers of one row-by-vocabulary matrix: 64 MB in float32
+CHUNK = 2**24  # numbers of the largest matrix that is kept for the backward pass: 64 MB in float32
 
 
 def by_chunks(work: Callable[..., tuple[Tensor, ...]], width: int, *rows: Tensor) -> tuple[Tensor, ...]:
     """``work(*rows)``, whose results have a row for each of the ``rows`` and whose matrices have ``width`` columns.
 
-    As many rows at once as fill a chunk. What is done in more than one part is done again in the backward pass, since
-    keeping its matrices until then would spare nothing.
+    As many rows at once as fill a chunk.
     """
     at_once = max(1, CHUNK // width)
     if len(rows[0]) <= at_once:
         return work(*rows)
     parts = zip(*(x.split(at_once) for x in rows), strict=True)
-    done = [checkpoint(work, *part, use_reentrant=False, preserve_rng_state=False) for part in parts]
+    done = [again_in_backward(work, *part) for part in parts]
     return tuple(torch.cat(results) for results in zip(*done, strict=True))
+
+
+def frugally(work: Callable[..., Tensor], size: int, *args: Tensor) -> Tensor:
+    """``work(*args)``, whose largest matrix has ``size`` numbers."""
+    return work(*args) if size <= CHUNK else again_in_backward(work, *args)
+
+
+def again_in_backward(work: Callable[..., Any], *args: Tensor) -> Any:
+    """``work(*args)``, of which nothing but the arguments and the results is kept."""
+    return checkpoint(work, *args, use_reentrant=False, preserve_rng_state=False)
