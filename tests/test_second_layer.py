@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,6 @@ from secondguess.drafter.speculator import EagleSpeculator
 from secondguess.engine.speculate import Plain
 from secondguess.errors import UserError
 from secondguess.testing import tiny_drafter, tiny_target
-from secondguess.train.flops import forward_flops
 from test_engine import MAX_LEN, ROOM, decode, random_requests
 
 
@@ -65,14 +63,3 @@ def test_layers_that_the_settings_do_not_speak_of_are_refused(tmp_path: Path) ->
         path.write_text(json.dumps(json.loads(path.read_text()) | {"num_hidden_layers": count}))
         with pytest.raises(UserError, match=said):
             load_drafter(tmp_path, target.embedding, target.spec.num_layers)
-
-
-def test_flops_of_a_second_layer() -> None:
-    """Products of one more layer: of all tokens at step 0, whose keys are needed, then of the rows that go on."""
-    shape = tiny_drafter(tiny_target("llama")).config
-    hidden, attended, kv = 32, 4 * 8, 2 * 8
-    layer = 2 * hidden * (attended + 2 * kv) + 2 * attended * hidden + 2 * 3 * hidden * 64
-    step0 = 5 * (layer + 4 * attended * 5)
-    for num_steps, extra in ((1, step0), (2, step0 + layer + 4 * attended * 2)):
-        one, two = (forward_flops(replace(shape, num_layers=n), 5, 2, num_steps, 0.0) for n in (1, 2))
-        assert two - one == extra

@@ -47,6 +47,7 @@ def test_train_then_generate(settings, tiny: Path, tmp_path: Path, capsys) -> No
     shown = " ".join(capsys.readouterr().err.split())
     assert "level 0: held-out loss" in shown
     assert "level 1: held-out loss" in shown
+    assert "held-out tau" in shown
     result = json.loads((tmp_path / "log.json").read_text())
     assert result["record"].keys() == {"command", "revision", "versions", "machine", "time"}
     assert result["rows"][0]["step"] == 3
@@ -56,6 +57,9 @@ def test_train_then_generate(settings, tiny: Path, tmp_path: Path, capsys) -> No
     training = json.loads((run / "drafter" / "config.json").read_text())["secondguess"]["training"]
     assert training["settings"]["responses"] == str(tmp_path / "responses.jsonl")
     assert training["num_responses"] < 20
+    assert {path.name for path in run.iterdir()} == {
+        ".lock", "run.yaml", "record.json", "log.jsonl", "curves.png", "resume.pt", "drafter-latest", "drafter"
+    }  # fmt: skip
     assert not [path for path in files(tmp_path) if "partial" in path.name]
     command = ["generate", str(tiny / "target"), "ab", "--drafter", str(run / "drafter"), "--method", "ar,pr"]
     assert main([*command, "--max-tokens", "8", "--json", str(tmp_path / "out.json")]) == 0
@@ -78,9 +82,28 @@ def test_dry_run_touches_nothing(settings, tmp_path: Path, capsys) -> None:
     assert "1 of 1 shards missing" in " ".join(capsys.readouterr().err.split())
 
 
+def test_without_captures_nothing_is_captured(settings, tmp_path: Path, capsys) -> None:
+    assert main([*settings, "captures=none", "epochs=1"]) == 0
+    assert "no captures" in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "captures").exists()
+    assert (tmp_path / "run" / "drafter" / "config.json").exists()
+
+
+def test_a_run_that_diverges_fails_in_one_line(settings, tmp_path: Path, capsys) -> None:
+    assert main([*settings, "lr=1e38", "warmup=0"]) == 1
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("secondguess: Diverged: the ")
+    assert "at step 2: nothing is exported" in error
+    assert not (tmp_path / "run" / "drafter").exists()
+
+
 @pytest.mark.parametrize(
     ("override", "word"),
-    [("lr=[1", "not YAML"), ("lr=nan", "lr"), ("out=FILE/x", "is a file"), ("captures=FILE", "is a file")],
+    [
+        ("lr=[1", "not YAML"), ("lr=nan", "lr"), ("out=FILE/x", "is a file"), ("captures=FILE", "is a file"),
+        ("accumulate=0", "accumulate"), ("eval_budget=0", "eval_budget"), ("warm_start=nowhere", "no drafter 'nowhere'"),
+        ("parallel=shard", "torchrun"), ("parallel=split", "one of replicate, shard"),
+    ],  # fmt: skip
 )
 def test_mistakes_are_one_line_and_exit_2(settings, tmp_path: Path, capsys, override: str, word: str) -> None:
     (tmp_path / "file").write_text("")

@@ -7,9 +7,9 @@ key is u, and
 
     E[attention of a level-0 head to that row] <= 1 / NUM,   whatever the weights of M,
 
-for a score depends on the two rows it compares alone; the first table is drawn independently of the second one, so
-given all that the scores of the second table's NUM rows are made of, each of them is equally likely to be the one. (What is
-spread over all of the table says nothing either: every answer occurs in it once.) Guessing among the answers is right
+for a score depends on the two rows it compares alone, and the first table is drawn independently of the second one:
+given all that the scores of the second table's NUM rows are made of, each of them is equally likely to be the one.
+(Attending to the whole table says nothing either: every answer occurs in it once.) Guessing among the answers is right
 once in NUM. Level 1 starts from a feature that holds u: one more look-up and it has y.
 """
 

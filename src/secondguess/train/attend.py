@@ -56,8 +56,8 @@ class Seen:
 def attend(q_XAD: Tensor, shared: KeyValue, own: list[KeyValue], seen: Seen) -> Tensor:
     """Attention [X, A, D] of rows over step-0 keys of their sequence, and over their own (k, v) pairs.
 
-    Rows come sequence by sequence, so each sequence is one dense product. R = A / G query heads of a group, N rows and S
-    step-0 keys of one sequence, J own keys.
+    Rows come sequence by sequence, so each sequence is one dense product. R = A / G query heads of a group, N rows and
+    S step-0 keys of one sequence, J own keys.
     """
     (k_TGD, v_TGD), rows_X = shared, seen.rows_X
     X, A, D = q_XAD.shape

@@ -12,12 +12,12 @@ class Tally:
     rows: list[float] = field(default_factory=list)
     loss0: list[float] = field(default_factory=list)
     right0: list[float] = field(default_factory=list)
-    drift: list[float] = field(default_factory=list)  # of level 0 from an anchor
     looked: list[float] = field(default_factory=list)
     loss1: list[float] = field(default_factory=list)
     right1: list[float] = field(default_factory=list)
     broken: list[float] = field(default_factory=list)  # level 0 right, level 1 wrong
     mended: list[float] = field(default_factory=list)  # level 0 wrong, level 1 right
+    drift: list[float] = field(default_factory=list)  # of level 0 from an anchor
 
     def append(self, step: Tally) -> None:
         """Put the tally of one more unroll step behind."""

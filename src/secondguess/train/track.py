@@ -25,7 +25,7 @@ class TensorBoard:
     """Event files in the run folder."""
 
     def __init__(self, folder: Path) -> None:
-        self._writer = package("tensorboard", "torch.utils.tensorboard").SummaryWriter(folder / "tensorboard")
+        self._writer = package("tensorboard").SummaryWriter(folder / "tensorboard")
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         for name, value in values.items():
@@ -64,9 +64,9 @@ def check_tracker(track: str) -> None:
         package(track)
 
 
-def package(name: str, module: str | None = None) -> ModuleType:
+def package(name: str) -> ModuleType:
     try:
-        return import_module(module or name)
+        return import_module("torch.utils.tensorboard" if name == "tensorboard" else name)
     except ImportError:
         raise UserError(f"track={name} needs a package more: pip install 'secondguess[{name}]'") from None
 

@@ -1,0 +1,72 @@
+"""One step: its gradient does not depend on how the batch is split, and a gradient that is no number moves nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from secondguess.testing import tiny_drafter, tiny_target
+from secondguess.train.batch import trained_rows
+from secondguess.train.config import TrainConfig
+from secondguess.train.learner import Diverged, Learner
+from secondguess.train.objective import Tally, objective
+from secondguess.train.second import Reconsider
+from tiny_run import tiny_run
+from two_processes import in_float64
+from unrolling import random_batch
+
+
+def gradients(learner: Learner, batches: list[list[int]]) -> tuple[float, Tally, dict[str, torch.Tensor]]:
+    loss, tally = learner.gradients(0, batches)
+    return loss, tally, {name: p.grad.clone() for name, p in learner.drafter.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"method": "eagle3.1"},
+        {"method": "pr", "carry": "off"},
+        {"method": "pr", "carry": "all", "balance": "hinge", "balance_weight": 0.3, "attach": 0.5},
+        {"method": "hass+pr", "carry": "merge", "num_layers": 2, "loss": "lk"},
+    ],
+)
+def test_a_step_of_two_batches_is_a_step_of_one(tmp_path, changes) -> None:
+    trainer = tiny_run(tmp_path, "run", **changes)
+    learner, eight = in_float64(trainer.learner), trainer.training[:8]
+    loss, tally, whole = gradients(learner, [eight])
+    split_loss, split_tally, split = gradients(learner, [eight[:4], eight[4:]])
+    assert split_loss == pytest.approx(loss, rel=1e-12)
+    assert split_tally.rows == tally.rows
+    assert whole.keys() == split.keys() == dict(learner.drafter.named_parameters()).keys()
+    for name, gradient in whole.items():
+        assert gradient.abs().max() > 0, name
+        torch.testing.assert_close(split[name], gradient, rtol=1e-10, atol=1e-13)
+    halves = [gradients(learner, [half])[2] for half in (eight[:4], eight[4:])]
+    name = "midlayer.mlp.down_proj.weight"
+    mean_of_means = (halves[0][name] + halves[1][name]) / 2
+    assert (mean_of_means - whole[name]).abs().max() > 1e-6  # what a mean over each batch would have been
+
+
+def test_rows_are_counted_as_they_are_trained() -> None:
+    target = tiny_target("llama")
+    drafter = tiny_drafter(target)
+    batch = random_batch(target, drafter, lengths=(9, 4, 7), starts=(3, 1, 5))
+    config = TrainConfig(responses="-", out="-", unroll_steps=6)
+    _, tally = objective(drafter, batch, config, Reconsider(rho=0.5, attach=1.0, carry="half", seed=0))
+    assert trained_rows(batch, 6) == [*map(int, tally.rows), *[0] * (6 - len(tally.rows))]
+    assert trained_rows(replace(batch, offered_T=torch.ones_like(batch.offered_T)), 6) == [8, 5, 3, 2, 1, 0]
+
+
+def test_a_gradient_that_is_no_number_stops_the_run(tmp_path) -> None:
+    trainer = tiny_run(tmp_path, "run", method="pr")
+    spoil = trainer.learner.drafter.self_query.data
+    with pytest.raises(Diverged, match=r"the loss is nan at step 4: nothing is exported"):
+        trainer.run(lambda step, loss: spoil.fill_(float("nan")) if step == 3 else None)
+    assert trainer.step == 3
+    assert not trainer.folder.drafter.exists()
+    assert not trainer.drafter.lm_head.weight.isnan().any()
+    resumed = tiny_run(tmp_path, "run", method="pr")
+    assert resumed.step == 3
+    assert not resumed.drafter.self_query.isnan().any()

@@ -1,0 +1,69 @@
+"""Training on from a checkpoint."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+import torch
+
+from secondguess.drafter.checkpoint import load_drafter, save_drafter
+from secondguess.errors import UserError
+from secondguess.testing import tiny_drafter
+from tiny_run import float32_target, tiny_run
+
+
+@pytest.fixture
+def checkpoints(tmp_path):
+    target = float32_target()
+    for name in ("eagle3.1", "pr"):
+        save_drafter(tiny_drafter(target, 5, name == "pr"), tmp_path / name, {"target": "tiny"})
+    return tmp_path
+
+
+def test_weights_and_vocabulary_are_the_checkpoints(checkpoints) -> None:
+    target, new = float32_target(), tiny_run(checkpoints, "new", method="pr")
+    saved = load_drafter(checkpoints / "eagle3.1", target.embedding, target.spec.num_layers)
+    run = tiny_run(checkpoints, "run", method="pr", warm_start=str(checkpoints / "eagle3.1"))
+    ours = dict(run.drafter.named_parameters())
+    assert torch.equal(ours.pop("self_query"), new.drafter.self_query)
+    theirs = dict(saved.named_parameters())
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert torch.equal(run.drafter.target_ids, saved.target_ids)
+    assert not torch.equal(run.drafter.target_ids, new.drafter.target_ids)
+    run.run()
+    exported = load_drafter(run.folder.drafter, target.embedding, target.spec.num_layers)
+    assert torch.equal(exported.target_ids, saved.target_ids)
+    assert exported.config.has_self_query
+
+
+def test_another_number_of_layers_is_refused(checkpoints) -> None:
+    with pytest.raises(UserError, match="has num_layers=1, not 2: set num_layers"):
+        tiny_run(checkpoints, "run", method="pr", warm_start=str(checkpoints / "eagle3.1"), num_layers=2)
+
+
+def test_a_self_query_is_kept_by_pr_and_dropped_by_eagle(checkpoints) -> None:
+    target, folder = float32_target(), str(checkpoints / "pr")
+    saved = load_drafter(checkpoints / "pr", target.embedding, target.spec.num_layers)
+    assert torch.equal(tiny_run(checkpoints, "a", method="pr", warm_start=folder).drafter.self_query, saved.self_query)
+    eagle = tiny_run(checkpoints, "b", method="eagle3.1", warm_start=folder).drafter
+    assert not hasattr(eagle, "self_query")
+    assert torch.equal(eagle.fc.weight, saved.fc.weight)
+
+
+def test_a_run_goes_on_wherever_its_warm_start_lies_if_it_is_the_same(checkpoints) -> None:
+    tiny_run(checkpoints, "run", method="pr", warm_start=str(checkpoints / "pr")).run()
+    shutil.move(checkpoints / "pr", checkpoints / "moved")
+    run = tiny_run(checkpoints, "run", method="pr", warm_start=str(checkpoints / "moved"))
+    assert run.step == run.plan.num_steps
+    for other in (str(checkpoints / "eagle3.1"), "none"):
+        with pytest.raises(UserError, match=r"another content of warm_start"):
+            tiny_run(checkpoints, "run", method="pr", warm_start=other)
+
+
+def test_a_drafter_of_another_target_is_refused(checkpoints) -> None:
+    with pytest.raises(UserError, match="not for this target"):
+        tiny_run(checkpoints, "run", target_seed=1, warm_start=str(checkpoints / "pr"))
+    with pytest.raises(UserError, match="no drafter"):
+        tiny_run(checkpoints, "run", warm_start="nowhere")

@@ -1,0 +1,93 @@
+"""Run by ``test_parallel``: two processes that train together over gloo, as torchrun starts them.
+
+In a process of its own, because one that has run a backward pass cannot be forked.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import traceback
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from secondguess.train.learner import Learner
+from secondguess.train.parallel import Processes, processes
+from tiny_run import tiny_run
+
+GRADIENTS: dict[str, dict[str, Any]] = {
+    "eagle3.1": {"method": "eagle3.1"},
+    "pr": {"method": "pr", "carry": "all", "balance": "hinge", "balance_weight": 0.3},
+}
+RUN: dict[str, Any] = {"method": "pr", "carry": "off", "accumulate": 2, "epochs": 4}
+
+
+def in_float64(learner: Learner) -> Learner:
+    learner.drafter.double()
+    learner.feed = replace(learner.feed, head_VH=learner.feed.head_VH.double())
+    return learner
+
+
+def gradients(folder: Path, name: str, group: Processes) -> dict[str, Any]:
+    """Of a step over eight responses in two batches."""
+    trainer = tiny_run(folder, f"gradients-{name}", processes=group, **GRADIENTS[name])
+    learner, eight = in_float64(trainer.learner), trainer.training[:8]
+    loss, tally = learner.gradients(0, [eight[:5], eight[5:]])
+    found = {parameter: p.grad for parameter, p in learner.drafter.named_parameters()}
+    return {"loss": loss, "rows": tally.rows, "gradients": found}
+
+
+def whole_runs(folder: Path, group: Processes) -> None:
+    """One replicated; one sharded that is stopped after step 4 (kept: step 3) and goes on."""
+    tiny_run(folder, "replicate", processes=group, **RUN).run()
+
+    def stop(step: int, loss: float) -> None:
+        if step == 4:
+            raise InterruptedError
+
+    try:
+        tiny_run(folder, "shard", processes=group, parallel="shard", **RUN).run(stop)
+    except InterruptedError:
+        group.wait()
+    resumed = tiny_run(folder, "shard", processes=group, parallel="shard", **RUN)
+    assert resumed.step == 3
+    resumed.run()
+
+
+def work(folder: Path, rank: int, port: int) -> None:
+    torch.set_num_threads(1)
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "test"}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    with processes(torch.device("cpu")) as group:
+        for name in GRADIENTS:
+            found = gradients(folder, name, group)
+            if group.first:
+                torch.save(found, folder / f"{name}.pt")
+        whole_runs(folder, group)
+
+
+def main(folder: Path) -> int:
+    tiny_run(folder, "-")  # captures
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    children = []
+    for rank in range(2):
+        child = os.fork()
+        if child == 0:
+            try:
+                work(folder, rank, port)
+            except BaseException:
+                traceback.print_exc()
+                os._exit(1)
+            os._exit(0)
+        children.append(child)
+    return max(os.waitpid(child, 0)[1] for child in children)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(Path(sys.argv[1])) != 0)
