@@ -28,11 +28,10 @@ class LLM:
 
     ``target``: a local folder, a hub id, a ``.gguf`` file, an alias, or a target that is loaded already (several LLMs
     may share it). ``method``: ``ar``, ``ngram``, ``eagle3.1``, ``pr``, ``hass`` or ``hass+pr``, with settings if
-    wanted (``pr:m=0``).
-    ``drafter``: a folder or the name of one that ships; by default the one named like the method. Output never depends
-    on the method. ``max_model_len``: tokens of prompt and answer together; by default all that the target can take, but
-    at most 8192, because room for ``max_batch_size`` such requests is allocated at once. ``dtype`` and ``device`` are
-    for a target that is loaded here; one that is loaded already keeps its own.
+    wanted (``pr:m=0``). ``drafter``: a folder or the name of one that ships; by default the one named like the method.
+    Output never depends on the method. ``max_model_len``: tokens of prompt and answer together; by default all that the
+    target can take, but at most 8192, because room for ``max_batch_size`` such requests is allocated at once. ``dtype``
+    and ``device`` are for a target that is loaded here; one that is loaded already keeps its own.
 
     Raises UserError when something is unknown or does not fit together.
     """

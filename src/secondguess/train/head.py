@@ -47,10 +47,10 @@ class Head:
         logits_XV, target_XV = full_precision(self.drafter.logits(f_XH)), self.target(at_X)
         loss_X = self.loss(logits_XV, target_XV)
         with torch.no_grad():
-            best_X, total_X, next_X = logits_XV.amax(dim=-1), logits_XV.logsumexp(dim=-1), self.next_ids_T[at_X]
+            top_X, total_X, next_X = logits_XV.amax(dim=-1), logits_XV.logsumexp(dim=-1), self.next_ids_T[at_X]
             right_X = (logits_XV.argmax(dim=-1) == target_XV.argmax(dim=-1)).to(logits_XV.dtype)
             next_logp_X = logits_XV.gather(1, next_X.clamp(min=0)[:, None]).squeeze(1) - total_X
-        known = ((best_X - total_X).exp(), right_X, next_logp_X.masked_fill(next_X < 0, -torch.inf))
+        known = ((top_X - total_X).exp(), right_X, next_logp_X.masked_fill(next_X < 0, -torch.inf))
         if self.reference is None or reference_XH is None:
             return loss_X, *known
         with torch.no_grad():

@@ -46,25 +46,21 @@ def reconsider_of(config: TrainConfig, step: int) -> Reconsider | None:
 
 
 def steps(
-    drafter: Drafter,
-    head: Head,
-    num_steps: int,
-    reconsider: Reconsider | None,
-    through_time: bool = True,
+    drafter: Drafter, head: Head, num_steps: int, reconsider: Reconsider | None, through_time: bool = True
 ) -> Iterator[Step]:
     """Yield up to ``num_steps`` steps of the head's batch; ``reconsider`` None is plain EAGLE-3.1."""
     batch, reference = head.batch, head.reference
     references = repeat(None) if reference is None else level0(reference, batch)
     coin = torch.Generator().manual_seed(reconsider.seed if reconsider else 0)
     drafts = begin(drafter, batch)
-    while drafts is not None and drafts.step < num_steps:
-        first, second = head.read(drafts.f_XH, drafts.at_X, next(references)), None
-        g_XH = drafts.f_XH
+    while drafts is not None:
+        first, second, g_XH = head.read(drafts.f_XH, drafts.at_X, next(references)), None, drafts.f_XH
         if reconsider:
             second = look_again(drafter, head, drafts, first, reconsider)
             g_XH = fed_back(drafts.f_XH, first, second, reconsider.carry, coin)
         yield Step(drafts, batch.offered_T[drafts.at_X], first, second)
-        drafts = advance(drafter, batch, drafts, g_XH if through_time else g_XH.detach())
+        last = drafts.step + 1 == num_steps
+        drafts = None if last else advance(drafter, batch, drafts, g_XH if through_time else g_XH.detach())
 
 
 def objective(
@@ -112,17 +108,17 @@ def level1_losses(first: Reading, second: Second, config: TrainConfig) -> Tensor
 @torch.no_grad()
 def count(step: Step) -> Tally:
     first, second, kept_X = step.first, step.second, step.kept_X
-    tally = Tally(total(kept_X), total(kept_X * first.loss_X), total(kept_X * first.right_X))
+    tally = Tally(summed(kept_X), summed(kept_X * first.loss_X), summed(kept_X * first.right_X))
     if first.drift_X is not None:
-        tally.drift = total(kept_X * first.drift_X)
+        tally.drift = summed(kept_X * first.drift_X)
     if second is not None:
         kept_Y, right0_Y, right1_Y = kept_X[second.looked_X], first.right_X[second.looked_X], second.reading.right_X
-        tally.looked, tally.loss1 = total(kept_Y), total(kept_Y * second.reading.loss_X)
-        tally.right1 = total(kept_Y * right1_Y)
-        tally.broken = total(kept_Y * right0_Y * (1 - right1_Y))
-        tally.mended = total(kept_Y * (1 - right0_Y) * right1_Y)
+        tally.looked, tally.loss1 = summed(kept_Y), summed(kept_Y * second.reading.loss_X)
+        tally.right1 = summed(kept_Y * right1_Y)
+        tally.broken = summed(kept_Y * right0_Y * (1 - right1_Y))
+        tally.mended = summed(kept_Y * (1 - right0_Y) * right1_Y)
     return tally
 
 
-def total(x: Tensor) -> list[float]:
+def summed(x: Tensor) -> list[float]:
     return [float(x.sum())]

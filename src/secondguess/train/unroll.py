@@ -44,7 +44,8 @@ def begin(drafter: Drafter, batch: Batch) -> Drafts | None:
     every_T = torch.arange(len(start_T), device=start_T.device)
     position_T = every_T - start_T
     e_TH, y = drafter.embed(batch.tokens_T.roll(-1)), drafter.fuse(batch.taps_TLH)
-    rotation, shared = drafter.rotation(position_T), []
+    rotation = drafter.rotation(position_T)
+    shared: list[KeyValue] = []
     for layer in drafter.blocks:
         rows = rows_X if layer is drafter.blocks[-1] else every_T
         q_TAD, k_TGD, v_TGD = layer.project(e_TH, y, rotation)
