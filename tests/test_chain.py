@@ -35,13 +35,16 @@ def look(
     drafter: Drafter, e_H: torch.Tensor, g_H: torch.Tensor, position: int, seen: list[KeyValue]
 ) -> tuple[torch.Tensor, KeyValue]:
     """One row of the block with its attention written out: its feature, its own key and value."""
-    (q_AD,), (k_GD,), (v_GD,) = drafter.project(e_H[None], g_H[None], torch.tensor([position]))
-    group = len(q_AD) // len(k_GD)
-    k_CAD = torch.stack([*(k for k, _ in seen), k_GD]).repeat_interleave(group, 1)
-    v_CAD = torch.stack([*(v for _, v in seen), v_GD]).repeat_interleave(group, 1)
-    weights_CA = ((q_AD * k_CAD).sum(-1) / math.sqrt(q_AD.shape[-1])).softmax(0)
-    attended_AD = (weights_CA[..., None] * v_CAD).sum(0)
-    return drafter.finish(g_H[None], attended_AD[None])[0], (k_GD, v_GD)
+    own: list[KeyValue] = []
+
+    def attend(layer: int, q_1AD: torch.Tensor, k_1GD: torch.Tensor, v_1GD: torch.Tensor) -> torch.Tensor:
+        own.append((k_1GD[0], v_1GD[0]))
+        group = q_1AD.shape[1] // k_1GD.shape[1]
+        k_CAD, v_CAD = (torch.stack(x).repeat_interleave(group, 1) for x in zip(*seen, *own, strict=True))
+        weights_CA = ((q_1AD * k_CAD).sum(-1) / math.sqrt(q_1AD.shape[-1])).softmax(0)
+        return (weights_CA[..., None] * v_CAD).sum(0, keepdim=True)
+
+    return drafter.block(e_H[None], g_H[None], torch.tensor([position]), attend)[0], own[0]
 
 
 def direct(drafter: Drafter, tokens: list[int], taps_TLH: torch.Tensor, depth: int) -> list[tuple]:
