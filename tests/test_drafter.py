@@ -119,7 +119,7 @@ def test_extending_in_pieces_equals_extending_at_once() -> None:
 @pytest.mark.parametrize("look", [None, SecondLook(), SecondLook(query_slot="own_token", query_rope="next")], ids=str)
 def test_checkpoint_round_trip(tmp_path, look: SecondLook | None) -> None:
     target = tiny_target("llama", dtype=torch.float32)
-    drafter = tiny_drafter(target, reconsideration=look is not None, look=look or SecondLook())
+    drafter = tiny_drafter(target, reconsideration=look is not None, look=look)
     save_drafter(drafter, tmp_path, {"target": "tiny"}, dtype=torch.float32)
     again = load_drafter(tmp_path, target.embedding, target.spec.num_layers)
     assert again.config == drafter.config

@@ -30,7 +30,7 @@ def setting(config: TrainConfig, seed: int = 0):
     """A tiny drafter for these settings, and a batch."""
     target = tiny_target("llama")
     look = config.second_look
-    drafter = tiny_drafter(target, seed, look is not None, **({"look": look} if look else {})).requires_grad_(True)
+    drafter = tiny_drafter(target, seed, look is not None, look).requires_grad_(True)
     return drafter, random_batch(target, drafter)
 
 

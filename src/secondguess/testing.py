@@ -66,17 +66,18 @@ def tiny_drafter(
     target: HFTarget,
     seed: int = 0,
     reconsideration: bool = True,
-    look: SecondLook = SecondLook(),
+    look: SecondLook | None = None,
     num_layers: int = 1,
 ) -> Drafter:
     """A random drafter for a tiny target, with half of its vocabulary, in its dtype.
 
-    ``reconsideration``: as if level 1 had been trained, with second looks of the kind ``look``.
+    ``reconsideration``: as if level 1 had been trained, with second looks of the kind ``look`` (the default kind).
     """
     vocab_size = target.spec.vocab_size
     generator = torch.Generator().manual_seed(seed)
     target_ids = torch.randperm(vocab_size, generator=generator)[: vocab_size // 2].sort().values
-    shape = drafter_config(target.model, len(target_ids), look if reconsideration else None, num_layers)
+    learnt = (look or SecondLook()) if reconsideration else None
+    shape = drafter_config(target.model, len(target_ids), learnt, num_layers)
     drafter = Drafter(shape, target.embedding, target_ids)
     initialise(drafter, head_rows(target.head_weight, target_ids), final_norm_gain(target.model), seed)
     return drafter.to(target.spec.dtype).eval().requires_grad_(False)

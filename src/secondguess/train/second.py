@@ -5,7 +5,7 @@ X drafts at a step, Y of them looked at again, H hidden, V draft vocabulary.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -26,7 +26,7 @@ class Reconsider:
     attach: float
     carry: str
     seed: int
-    look: SecondLook = SecondLook()
+    look: SecondLook = field(default=SecondLook())
 
 
 @dataclass(frozen=True, slots=True)
