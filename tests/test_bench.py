@@ -508,7 +508,7 @@ def lossy(tree, node_R):
     [
         (["--method", "prr"], "unknown method 'prr'; did you mean pr?"),
         (["--method", "pr:q=1"], "unknown setting 'q'"),
-        (["--method", "ngram:k=3"], "ngram does not use offer_width, only eagle3.1, pr do"),
+        (["--method", "ngram:k=3"], "ngram does not use offer_width, only eagle3.1, pr, hass, hass+pr do"),
         (["--budget", "0"], "budget must be at least 1, got 0"),
         (["--budget", "many"], "invalid comma-separated int value: 'many'"),
         (["--temperature", "-1"], "temperature must be 0 or more"),

@@ -258,7 +258,7 @@ def test_the_end_of_a_text_that_may_become_a_stop_string() -> None:
         (lambda f: LLM(f / "nowhere", method="ar"), "nowhere"),
         (lambda f: LLM(f / "target", method="prr"), "did you mean pr"),
         (lambda f: LLM(f / "target", method="pr:budgt=3"), "did you mean budget"),
-        (lambda f: LLM(f / "target", method="eagle3.1:m=2"), "only pr does"),
+        (lambda f: LLM(f / "target", method="eagle3.1:m=2"), r"only pr, hass\+pr do"),
         (lambda f: LLM(f / "target", f / "drafters" / "eagle3.1", method="pr"), "no self-query"),
         (lambda f: LLM(f / "target", f / "drafters" / "other"), "trained for another"),
         (lambda f: LLM(f / "target", "missing"), "no drafter 'missing'"),
