@@ -30,8 +30,8 @@ class Answer:
         """Raises UserError when it was not this prompt that was answered, as far as its length tells."""
         if self.prompt_len not in (None, prompt_len):
             raise UserError(
-                f"{self.id} was answered when its prompt had {self.prompt_len} tokens, now it has {prompt_len} (another "
-                "target, system prompt or text?): give another --out, or leave out --given"
+                f"{self.id} was answered when its prompt had {self.prompt_len} tokens, and now it has {prompt_len}: is "
+                "it another target, system prompt or text? Give another --out, or leave out --given"
             )
 
 
