@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_prompts(parser: argparse.ArgumentParser) -> None:
     add, words = parser.add_argument, comma_separated(str)
-    made = "have INT prompts that the target writes itself (temperature 1, top-p 0.95), in OUT.prompts.jsonl, and answer them"
+    made = "also answer INT prompts that the target writes itself (temperature 1, top-p 0.95), in OUT.prompts.jsonl"
     add("--synthesize", type=int, metavar="INT", help=made)
     add("--limit", type=int, metavar="INT", help="conversations, evenly spaced over the files (default: all)")
     add("--system", help="system prompt of conversations that have none (default: the chat template's own)")

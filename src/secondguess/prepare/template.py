@@ -39,7 +39,7 @@ def check_template(chat: Chat, system: str | None) -> None:
     renders for a prompt must begin what it renders for the prompt with its answer.
     """
     messages = [*opening(system), user(SENTINEL)]
-    prompt = chat.encode(messages)
+    prompt = chat.encode_rendered(chat.render(messages))
     whole = chat.encode_rendered(chat.render([*messages, assistant(SENTINEL)], generation_prompt=False))
     check_same(chat, ("for a prompt", prompt), ("for a prompt with its answer", whole[: len(prompt)]))
 
@@ -78,16 +78,19 @@ def user_turns(chat: Chat, system: str | None) -> list[UserTurn]:
 
 def user_turn(chat: Chat, system: str | None) -> UserTurn:
     """Raises UserError when the template does not show what a user says as it is, or puts nothing before it."""
-    before, found, after = chat.render([*opening(system), user(SENTINEL)]).partition(SENTINEL)
+    messages = [*opening(system), user(SENTINEL)]
+    before, found, after = chat.render(messages, generation_prompt=False).partition(SENTINEL)
     if not found:
         raise UserError("the chat template changes what a user says: --synthesize cannot tell where it begins")
     prompt_ids = chat.encode_rendered(before)
     if not prompt_ids:
         raise UserError("the chat template puts nothing before what a user says: --synthesize has nothing to continue")
-    end = _special_end(chat, after)
+    up_to_answer = chat.render(messages).partition(SENTINEL)[2]
+    end = _special_end(chat, up_to_answer)
     if end is not None:
         return UserTurn(system, prompt_ids, (), () if end in chat.end_ids else (end,))
-    return UserTurn(system, prompt_ids, (after.strip() or after,) if after else (), ())
+    stop = next(filter(None, (after.strip(), up_to_answer.strip(), up_to_answer)), None)
+    return UserTurn(system, prompt_ids, (stop,) if stop else (), ())
 
 
 def _special_end(chat: Chat, after: str) -> int | None:
