@@ -20,7 +20,7 @@ from secondguess.types import SamplingParams
 from tiny_folder import byte_tokenizer, save_tiny
 
 Body = dict[str, Any]
-Trouble = int | str  # a status, or "cut"
+Trouble = int | str  # a status, "hang" or "cut"
 
 
 class Api(ThreadingHTTPServer):
@@ -67,6 +67,8 @@ class Handler(BaseHTTPRequestHandler):
             self.send(200, found, {})
         elif isinstance(found, dict):
             self.send(found.get("status", 200), json.dumps(found).encode(), {})
+        elif found == "hang":
+            time.sleep(0.5)
         # "cut": the connection ends without a word
 
     def send(self, status: int, content: bytes, headers: dict[str, str]) -> None:
@@ -258,6 +260,14 @@ def test_waits_double_and_the_server_may_ask_for_longer(api: Api, monkeypatch) -
     api.troubles, api.headers = [429, 429], {"Retry-After": "7"}
     assert prepare("--endpoint", api.url) == 0
     assert waits == [7, 7]
+
+
+def test_an_answer_that_does_not_come_is_asked_for_again(api: Api, monkeypatch) -> None:
+    monkeypatch.setattr(post, "TIMEOUT_S", 0.2)
+    api.troubles = ["hang"]
+    assert prepare("--endpoint", api.url) == 0
+    assert len(answers()) == 9
+    assert len(api.requests) == 10
 
 
 def test_prompts_may_be_synthesised_there(api: Api) -> None:

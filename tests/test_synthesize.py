@@ -20,6 +20,8 @@ from secondguess.prepare.overlap import Index
 from secondguess.prepare.synthesize import (
     LONGEST,
     PATIENCE,
+    TEMPERATURE,
+    TOP_P,
     PromptFile,
     Synthesis,
     is_plain,
@@ -237,3 +239,9 @@ def test_benchmark_text_is_not_synthesised(prepare) -> None:
     clean = rows("clean.prompts.jsonl")
     assert clean[:5] == others
     assert clean[5]["turns"] != first["turns"]
+
+
+def test_the_help_says_how_prompts_are_drawn(capsys) -> None:
+    with pytest.raises(SystemExit):
+        main(["prepare", "--help"])
+    assert f"(temperature {TEMPERATURE:g}, top-p {TOP_P:g})" in " ".join(capsys.readouterr().out.split())
