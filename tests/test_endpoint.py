@@ -68,7 +68,7 @@ class Handler(BaseHTTPRequestHandler):
         elif isinstance(found, dict):
             self.send(found.get("status", 200), json.dumps(found).encode(), {})
         elif found == "hang":
-            time.sleep(0.5)
+            time.sleep(1.5)
         # "cut": the connection ends without a word
 
     def send(self, status: int, content: bytes, headers: dict[str, str]) -> None:
@@ -263,7 +263,7 @@ def test_waits_double_and_the_server_may_ask_for_longer(api: Api, monkeypatch) -
 
 
 def test_an_answer_that_does_not_come_is_asked_for_again(api: Api, monkeypatch) -> None:
-    monkeypatch.setattr(post, "TIMEOUT_S", 0.2)
+    monkeypatch.setattr(post, "TIMEOUT_S", 1.0)
     api.troubles = ["hang"]
     assert prepare("--endpoint", api.url) == 0
     assert len(answers()) == 9

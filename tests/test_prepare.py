@@ -95,7 +95,7 @@ def test_ids_are_those_of_all_turns(tmp_path: Path) -> None:
     path.write_text('{"id": "x", "turns": ["Hi", "Why?"]}\n{"id": "x#2", "turns": ["Ho"]}\n')
     with pytest.raises(UserError, match=r"a\.jsonl:2: id 'x#2' was used at .*a\.jsonl:1"):
         read_conversations([path])
-    path.write_text('{"id": "x", "turns": ["Hi"]}\n')
+    path.write_text('{"id": "x", "turns": ["Hi"]}\n{"id": "y", "turns": ["Hi"]}\n')
     assert [c.id for c in read_conversations([path, path])] == ["x"]
 
 

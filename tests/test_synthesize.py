@@ -244,4 +244,5 @@ def test_benchmark_text_is_not_synthesised(prepare) -> None:
 def test_the_help_says_how_prompts_are_drawn(capsys) -> None:
     with pytest.raises(SystemExit):
         main(["prepare", "--help"])
-    assert f"(temperature {TEMPERATURE:g}, top-p {TOP_P:g})" in " ".join(capsys.readouterr().out.split())
+    # Lines end after the hyphen, too.
+    assert f"(temperature{TEMPERATURE:g},top-p{TOP_P:g})" in "".join(capsys.readouterr().out.split())

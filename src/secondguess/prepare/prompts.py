@@ -14,6 +14,8 @@ from secondguess.errors import UserError
 # What people call who speaks. Whoever else does (assistant, gpt, tool, ...) is left out.
 SPEAKERS = {"user": "user", "human": "user", "system": "system"}
 
+Said = tuple[str | None, tuple[str, ...]]  # a system prompt, and a user's turns
+
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
@@ -36,18 +38,16 @@ def read_conversations(paths: Iterable[Path]) -> list[Conversation]:
     A line of a ``.jsonl`` file is an object with ``turns``, ``messages`` or ``conversations``; a ``.txt`` file has a
     prompt a line. Answers in the file are not used. Raises UserError, naming the line, for anything else.
     """
-    found: dict[tuple[str | None, tuple[str, ...]], Conversation] = {}
-    places: dict[str, str] = {}
+    found: dict[Said, Conversation] = {}
+    places: dict[str, tuple[str, Said]] = {}
     for path in paths:
         for place, conversation in _read(path):
-            key = (conversation.system, conversation.turns)
-            if key in found and found[key].id == conversation.id:
-                continue
+            said = (conversation.system, conversation.turns)
             for id_ in conversation.turn_ids:
-                if id_ in places:
-                    raise UserError(f"{place}: id {id_!r} was used at {places[id_]}")
-                places[id_] = place
-            found.setdefault(key, conversation)
+                before, other = places.setdefault(id_, (place, said))
+                if other != said:
+                    raise UserError(f"{place}: id {id_!r} was used at {before}")
+            found.setdefault(said, conversation)
     if not found:
         raise UserError("no prompts: the files are empty")
     return list(found.values())
