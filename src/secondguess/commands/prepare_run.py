@@ -116,7 +116,7 @@ def prepare(
             kept = f"{len(file.answers)} answers are kept in {args.out}"
             console.print(f"{kept}; the same command goes on from there", markup=False, soft_wrap=True)
             raise
-        refuse_empty(file)
+        refuse_empty(job.tally, file)
         if args.compact:
             write_answers(args.compact, file.answers.values())
         console.print(summary(job.tally, file), markup=False, soft_wrap=True)
@@ -137,13 +137,12 @@ def open_endpoint(args: Namespace) -> tuple[Chat, Opened]:
     return chat, Endpoint(args.endpoint, args.model or args.target, key or None, chat, args.batch_size)
 
 
-def refuse_empty(file: AnswerFile) -> None:
+def refuse_empty(tally: Tally, file: AnswerFile) -> None:
     """The first token of an answer comes from prefill and is never drafted: an answer of one trains nothing."""
     if all(len(answer.tokens) < 2 for answer in file.answers.values()):
-        raise UserError(
-            f"all-zero mask: none of the {len(file.answers)} answers in {file.path} has a token to train on; do the "
-            "prompts leave room for answers, and is the chat template this target's?"
-        )
+        why = "; ".join(left_out(tally)) or "is the chat template this target's?"
+        none = f"none of the {len(file.answers)} answers in {file.path} has a token to train on"
+        raise UserError(f"all-zero mask: {none}: {why}")
 
 
 def summary(tally: Tally, file: AnswerFile) -> str:
@@ -151,12 +150,13 @@ def summary(tally: Tally, file: AnswerFile) -> str:
     if tally.num_new_tokens:
         said.append(f"{tally.num_new_tokens / tally.seconds:,.0f} tokens/s")
     if tally.refusals:
-        refused = ", ".join(f"{reason} {n}" for reason, n in tally.refusals.most_common())
-        said.append(f"prompts drawn: {refused}")
-    for outcome, why in (("too long", "no room for an answer"), ("unknown", "tokens of the answer not certain")):
-        if tally.outcomes[outcome]:
-            said.append(f"{tally.outcomes[outcome]} turns left out: {why}")
-    return "; ".join(said)
+        said.append("prompts drawn: " + ", ".join(f"{reason} {n}" for reason, n in tally.refusals.most_common()))
+    return "; ".join(said + left_out(tally))
+
+
+def left_out(tally: Tally) -> list[str]:
+    reasons = {"too long": "no room for an answer", "unknown": "tokens of the answer not certain"}
+    return [f"{n} turns left out: {why}" for outcome, why in reasons.items() if (n := tally.outcomes[outcome])]
 
 
 def result(job: Job, file: AnswerFile) -> dict[str, Any]:
