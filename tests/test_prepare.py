@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import save_file
 
 from secondguess.cli import main
+from secondguess.commands.show_answers import paint
 from secondguess.errors import UserError
 from secondguess.llm import LLM
+from secondguess.prepare.answers import AnswerFile, Recipe
+from secondguess.prepare.chat import Chat
+from secondguess.prepare.compact import read_answers
 from secondguess.prepare.overlap import Index
-from secondguess.prepare.prompts import parse, read_conversations
-from secondguess.train.data import read_responses
+from secondguess.prepare.prompts import Conversation, parse, read_conversations
+from secondguess.prepare.selection import WINDOW, arrange, length
+from secondguess.train.data import Response, read_responses
 from secondguess.types import SamplingParams
-from tiny_folder import save_tiny
+from tiny_folder import byte_tokenizer, save_tiny
 
 THIRTEEN = "one two three four five six seven eight nine ten eleven twelve thirteen"
 
@@ -30,6 +45,13 @@ THIRTEEN = "one two three four five six seven eight nine ten eleven twelve thirt
             "Be brief.",
         ),
         ({"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Ho"}]}, ("Hi",), None),
+        (
+            {"conversations": [{"role": "user", "content": "Hi"}, {"role": "tool"}, {"role": "user", "content": "!"}]},
+            ("Hi", "!"),
+            None,
+        ),
+        ({"turns": ["Hi"], "system": "Be brief."}, ("Hi",), "Be brief."),
+        ({"conversations": [{"from": "human", "value": "Hi"}], "system": ""}, ("Hi",), ""),
     ],
 )
 def test_all_forms_of_a_conversation(row, turns, system) -> None:
@@ -41,11 +63,18 @@ def test_all_forms_of_a_conversation(row, turns, system) -> None:
 @pytest.mark.parametrize(
     "row",
     [[], {}, {"turns": []}, {"turns": [" "]}, {"turns": "Hi"}, {"messages": ["Hi"]}, {"messages": []},
-     {"messages": [{"role": "assistant", "content": "Ho"}]}, {"messages": [{"role": "user", "content": 3}]}],
+     {"messages": [{"role": "assistant", "content": "Ho"}]}, {"messages": [{"role": "user", "content": 3}]},
+     {"turns": ["Hi"], "system": 3}, {"turns": ["half \ud83d"]}, {"id": "half \ud83d", "turns": ["Hi"]}],
 )  # fmt: skip
 def test_what_is_no_conversation(row) -> None:
-    with pytest.raises(ValueError, match=r"row|hold|must"):
+    with pytest.raises(ValueError, match=r"row|hold|must|surrogates"):
         parse(row, "file")
+
+
+def test_a_row_may_name_its_source() -> None:
+    named, plain = {"turns": ["Hi"], "source": "chats"}, {"turns": ["Hi"]}
+    assert parse(named, "file").source == "chats"
+    assert parse(named, "file").id == parse(plain, "file").id
 
 
 def test_files_are_joined_and_doublets_left_out(tmp_path: Path) -> None:
@@ -61,12 +90,44 @@ def test_files_are_joined_and_doublets_left_out(tmp_path: Path) -> None:
         read_conversations([tmp_path / "d.jsonl"])
 
 
+def test_ids_are_those_of_all_turns(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"id": "x", "turns": ["Hi", "Why?"]}\n{"id": "x#2", "turns": ["Ho"]}\n')
+    with pytest.raises(UserError, match=r"a\.jsonl:2: id 'x#2' was used at .*a\.jsonl:1"):
+        read_conversations([path])
+    path.write_text('{"id": "x", "turns": ["Hi"]}\n{"id": "y", "turns": ["Hi"]}\n')
+    assert [c.id for c in read_conversations([path, path])] == ["x"]
+
+
+@given(st.lists(st.integers(1, 9), max_size=3 * WINDOW), st.integers(1, 2), st.randoms())
+def test_the_order_mixes_files_and_has_like_lengths_side_by_side(lengths, batch_size, random) -> None:
+    conversations = [Conversation(f"{i}", "file", ("x" * n,)) for i, n in enumerate(lengths)]
+    ordered = arrange(conversations, batch_size)
+    mixed = sorted(conversations, key=lambda c: hashlib.sha256(c.id.encode()).digest())
+    size = WINDOW * batch_size
+    for number, start in enumerate(range(0, len(mixed), size)):
+        window = ordered[start : start + size]
+        assert set(window) == set(mixed[start : start + size])
+        assert [length(c) for c in window] == sorted(map(length, window), reverse=number % 2 == 1)
+    random.shuffle(conversations)
+    assert arrange(conversations, batch_size) == ordered
+
+
+def test_the_temperature_is_drawn_by_the_id_alone() -> None:
+    few, many = Recipe((0.0, 1.0), 8, 0, 0), Recipe((0.0, 1.0), 64, 5, 0)
+    drawn = [few.temperature(f"p{i}") for i in range(400)]
+    assert drawn == [many.temperature(f"p{i}") for i in range(400)]
+    assert 160 < sum(drawn) < 240
+    assert drawn != [Recipe((0.0, 1.0), 8, 0, 1).temperature(f"p{i}") for i in range(400)]
+
+
 def test_overlap_is_of_thirteen_words_or_of_a_short_text_as_a_whole() -> None:
     index = Index([f"Alpha {THIRTEEN} omega.", "Short and sweet?"])
     assert index.shared(f"zero, {THIRTEEN.upper()}!") == THIRTEEN
     assert index.shared(THIRTEEN.replace("seven", "7")) is None
     assert index.shared("short -- and sweet") == "short and sweet"
     assert index.shared("short and sweet indeed") is None
+    assert Index(["?!"]).shared("...") is None
 
 
 @pytest.fixture
@@ -152,6 +213,11 @@ def test_a_system_prompt_is_for_those_without(prepare) -> None:
         ),
         (["--refuse-overlap", "gsm9k"], "did you mean gsm8k?"),
         (["--given", "prompts.jsonl"], "prompts.jsonl holds no answers"),
+        (["--endpoint", "localhost:8000/v1"], "--endpoint must be a URL like http://localhost:8000/v1, got localhost"),
+        (["--endpoint", "http://a/v1", "--dtype", "float32"], "--dtype is for a target that is loaded here"),
+        (["--model", "tiny"], "--model is the target's name at an --endpoint"),
+        (["--synthesize", "0"], "--synthesize must be at least 1"),
+        (["--show", "-1"], "--show must be at least 0"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_2(flags, said, prepare, capsys) -> None:
@@ -172,3 +238,145 @@ def test_overlap_may_be_left_out(prepare) -> None:
 def test_the_limit_is_evenly_spaced(prepare) -> None:
     assert prepare("--limit", "3") == 0
     assert {id_ for id_ in answers() if "#" not in id_} == {"p0", "p2", "p4"}
+
+
+def test_answers_that_come_with_the_prompts_are_not_used(prepare) -> None:
+    assert prepare() == 0
+    whole = answers()
+    Path("answers.jsonl").unlink()
+    rows = [json.loads(line) for line in Path("prompts.jsonl").read_text().splitlines()]
+    for row in rows:
+        turns = row.pop("turns")
+        row["messages"] = [
+            message
+            for turn in turns
+            for message in ({"role": "user", "content": turn}, {"role": "assistant", "content": "No."})
+        ]
+    Path("prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert prepare() == 0
+    assert answers() == whole
+
+
+@pytest.mark.parametrize("reused", [[], ["--given", "small.safetensors"]])
+def test_an_answer_to_another_prompt_is_noticed(reused, prepare, capsys) -> None:
+    assert prepare("--compact", "small.safetensors") == 0
+    if reused:
+        Path("answers.jsonl").unlink()
+    assert prepare(*reused, "--system", "Be brief.") == 2
+    assert "tokens, and now it has" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_compact_answers_without_prompt_lengths_are_still_read(tmp_path: Path) -> None:
+    index = json.dumps([["a", 0.0, 1, 2], ["b", 1.0, 2, 1]])
+    save_file({"tokens": torch.tensor([5, 6, 7]).to(torch.uint16)}, tmp_path / "old.safetensors", {"answers": index})
+    found = read_answers(tmp_path / "old.safetensors")
+    assert [(a.tokens, a.prompt_len) for a in found.values()] == [((5, 6), None), ((7,), None)]
+    found["a"].check_prompt(17)
+
+
+def test_what_fits_no_more_is_left_out_with_all_that_follows(prepare, capsys) -> None:
+    rows = [{"id": "long", "turns": ["x" * 1013, "and?", "so?"]}, {"id": "fits", "turns": ["y" * 1011]}]
+    Path("prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert prepare() == 0
+    assert set(answers()) == {"fits"}
+    assert "3 turns left out: no room for an answer" in capsys.readouterr().err
+
+
+def test_a_file_is_written_by_one_process(prepare, capsys) -> None:
+    with AnswerFile(Path("answers.jsonl")):
+        assert prepare() == 2
+    assert "another process is writing answers.jsonl" in capsys.readouterr().err
+    assert prepare() == 0
+
+
+@pytest.mark.parametrize("foreign", ['{"id": "x", "turns": ["Hi"]}', "notes", "{\n}", '{"id": 1}\n{"id": "y", "tu'])
+def test_a_file_that_is_no_answer_file_stays_as_it_is(foreign, prepare) -> None:
+    Path("answers.jsonl").write_text(foreign)
+    assert prepare() == 2
+    assert Path("answers.jsonl").read_text() == foreign
+
+
+def test_a_kill_just_before_a_line_end_costs_nothing(prepare) -> None:
+    assert prepare() == 0
+    whole, text = answers(), Path("answers.jsonl").read_text()
+    lines = text.splitlines(keepends=True)
+    Path("answers.jsonl").write_text("".join(lines[:4]).rstrip("\n"))
+    assert prepare() == 0
+    assert Path("answers.jsonl").read_text().startswith("".join(lines[:4]))
+    assert answers() == whole
+
+
+def test_killed_and_run_again_is_the_same_as_never_killed(prepare) -> None:
+    rows = [{"id": f"p{i}", "turns": [f"question {i}", "and then?"]} for i in range(20)]
+    Path("prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    longer, out = ("--max-new-tokens", "32", "--batch-size", "2"), Path("answers.jsonl")
+    command = [sys.executable, "-m", "secondguess", "prepare", "target", "prompts.jsonl", "--out", out.name, *longer]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while process.poll() is None and not (out.exists() and out.read_bytes().count(b"\n") >= 3):
+        time.sleep(0.005)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    assert 3 <= out.read_bytes().count(b"\n") < 40
+    assert prepare(*longer) == 0
+    resumed = answers()
+    out.unlink()
+    assert prepare(*longer) == 0
+    assert answers() == resumed
+    assert len(resumed) == 40
+
+
+def test_what_a_row_trains_is_coloured() -> None:
+    chat = Chat(byte_tokenizer(), 64, frozenset({0}))
+    ids = chat.tokenizer.encode("ask<end>Hey<end>")
+    text = paint(chat, Response("x", tuple(ids), 4))
+    spans = [(text.plain[span.start : span.end], span.style) for span in text.spans]
+    assert spans == [
+        ("ask", "dim"), ("<end>", "dim reverse"), ("H", "yellow"), ("ey", "green"), ("<end>", "green reverse")
+    ]  # fmt: skip
+
+
+def test_rows_are_shown_after_a_run_and_without_one(prepare, capsys) -> None:
+    assert prepare() == 0
+    shown = capsys.readouterr().out
+    assert shown.count("tokens of prompt") == 1
+    assert main(["prepare", "target", "--out", "answers.jsonl", "--show", "2"]) == 0
+    again = capsys.readouterr().out
+    assert again.count("tokens of prompt") == 2
+    assert shown.splitlines()[0] == again.splitlines()[0]
+    assert main(["prepare", "target", "--out", "prompts.jsonl", "--show", "2"]) == 2
+    assert "prompts.jsonl:1: not a response row" in capsys.readouterr().err
+
+
+def test_the_result_for_machines(prepare) -> None:
+    assert prepare() == 0
+    lines = Path("answers.jsonl").read_text().splitlines(keepends=True)
+    Path("answers.jsonl").write_text("".join(lines[:-2]))
+    assert prepare("--json", "result.json") == 0
+    content = json.loads(Path("result.json").read_text())
+    assert content["record"].keys() == {"command", "revision", "versions", "machine", "time"}
+    [result] = content["results"]
+    rows = answers().values()
+    assert result["num_answers"] == 9
+    assert result["turns_of_this_run"] == {"kept": 7, "answered": 2}
+    assert result["num_answer_tokens"] == sum(len(row["input_ids"]) - row["prompt_len"] for row in rows)
+    assert result["num_ended"] == sum(row["input_ids"][-1] == 0 for row in rows)
+    assert sum(result["num_at_temperature"].values()) == 9
+
+
+PREFIX = "{% for m in messages %}{{ m['content'] }}\n{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "flags", "said"),
+    [
+        (PREFIX + "{% if add_generation_prompt %}A:{% endif %}", [], "template mismatch: token 15 is 'A' for a prompt"),
+        ("{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system') }}{% endif %}" + PREFIX,
+         ["--system", "Be brief."], "the chat template refuses a conversation (no system)"),
+        (PREFIX, ["--max-new-tokens", "1"], "all-zero mask: none of the 9 answers in answers.jsonl"),
+    ],
+)  # fmt: skip
+def test_rows_that_would_train_the_wrong_tokens_are_an_error(template, flags, said, prepare, capsys) -> None:
+    byte_tokenizer(template).save_pretrained("target")
+    assert prepare(*flags) == 2
+    err = capsys.readouterr().err
+    assert said in err.splitlines()[-1]

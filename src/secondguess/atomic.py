@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import os
+import platform
+import re
 from collections.abc import Generator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 from secondguess.errors import UserError
 
 
 def temporary_name(path: Path) -> Path:
-    """Beside ``path``, this process's own."""
-    return path.with_name(f".{path.name}.{os.getpid()}.partial")
+    """Beside ``path``, this process's own. The machine is named too: others may write to the same disk."""
+    return path.with_name(f".{path.name}.{platform.node()}.{os.getpid()}.partial")
 
 
 @contextmanager
 def replacing(path: Path) -> Generator[Path]:
-    """A temporary name; what lies there becomes ``path`` if the block ends well."""
+    """A temporary name; what lies there becomes ``path`` if the block ends well.
+
+    What a killed process of this machine has left in the folder under such names is removed.
+    """
+    _sweep(path.parent.absolute())
     temporary = temporary_name(path)
     try:
         yield temporary
@@ -34,6 +41,24 @@ def writing(path: Path) -> Generator[Path]:
         return
     with replacing(path) as temporary:
         yield temporary
+
+
+@cache  # once per process: a run may write thousands of files into a folder
+def _sweep(folder: Path) -> None:
+    ours = re.compile(rf"\..+\.{re.escape(platform.node())}\.(\d+)\.partial")
+    for path in folder.glob(".*.partial"):
+        if (left := ours.fullmatch(path.name)) and not _is_running(int(left[1])):
+            path.unlink(missing_ok=True)
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # somebody else's
+        return True
+    return True
 
 
 def check_folder(folder: Path) -> None:

@@ -3,115 +3,124 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
-import hashlib
-import json
-from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from secondguess.atomic import check_folder
 from secondguess.bench.tasks import TASKS, load_tasks
-from secondguess.commands.progress import progress
+from secondguess.commands.record import add_json, make_record, write_json
 from secondguess.commands.workload import comma_separated
 from secondguess.errors import UserError
 from secondguess.prepare.overlap import Index
-from secondguess.prepare.prompts import Conversation, read_conversations
+from secondguess.prepare.selection import Selection
 from secondguess.types import SamplingParams
 
-CONTEXT = 2048
+SHOWN = 1  # rows after a run
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add, words, floats = parser.add_argument, comma_separated(str), comma_separated(float)
+    parser.epilog = (
+        "Prompts are all that is taken from conversations: what an assistant says in them is never used, every answer\n"
+        "is the target's own. Answers that --out holds are kept, so an interrupted run goes on when it is given again."
+    )
+    add = parser.add_argument
     add("target", metavar="TARGET", help="folder, hub id, .gguf file, or smollm2-135m")
     formats = ".jsonl with turns, messages or conversations in each line, or .txt with a prompt a line"
-    add("prompts", metavar="FILE", nargs="+", type=Path, help=formats)
+    add("prompts", metavar="FILE", nargs="*", type=Path, help=formats)
     add("--out", type=Path, required=True, metavar="FILE", help="answers, for train; answers that it holds are kept")
+    add("--show", type=int, metavar="INT", help=f"rows of --out to show, also without FILE (default: {SHOWN})")
+    add_prompts(parser)
+    add_answers(parser)
+    add_json(parser)
+
+
+def add_prompts(parser: argparse.ArgumentParser) -> None:
+    add, words = parser.add_argument, comma_separated(str)
+    made = "also answer INT prompts that the target writes itself (temperature 1, top-p 0.95), in OUT.prompts.jsonl"
+    add("--synthesize", type=int, metavar="INT", help=made)
     add("--limit", type=int, metavar="INT", help="conversations, evenly spaced over the files (default: all)")
-    mix = "a conversation has one of these, drawn by its id (default: 0,1)"
-    add("--temperature", dest="temperatures", type=floats, default=(0.0, 1.0), metavar="FLOAT,...", help=mix)
-    add("--top-k", type=int, default=0, metavar="INT", help="where the temperature is not 0; 0 keeps all (default: 0)")
-    add("--max-new-tokens", type=int, default=256, metavar="INT", help="of one answer (default: 256)")
     add("--system", help="system prompt of conversations that have none (default: the chat template's own)")
-    add("--seed", type=int, default=0, metavar="INT", help="of all draws (default: 0)")
-    add("--batch-size", type=int, default=32, metavar="INT", help="answers decoded together (default: 32)")
     refuse = f"tasks whose text no prompt may share 13 words with: {', '.join(TASKS)}, or JSONL files"
     add("--refuse-overlap", type=words, default=(), metavar="TASK,...", help=refuse)
     add("--leave-out-overlap", action="store_true", help="go on without such prompts instead of stopping at one")
     add("--data-dir", type=Path, help="folder of the named tasks' files")
+
+
+def add_answers(parser: argparse.ArgumentParser) -> None:
+    add, floats = parser.add_argument, comma_separated(float)
+    mix = "a conversation has one of these, drawn by its id (default: 0,1)"
+    add("--temperature", dest="temperatures", type=floats, default=(0.0, 1.0), metavar="FLOAT,...", help=mix)
+    add("--top-k", type=int, default=0, metavar="INT", help="where the temperature is not 0; 0 keeps all (default: 0)")
+    add("--max-new-tokens", type=int, default=256, metavar="INT", help="of one answer (default: 256)")
+    add("--seed", type=int, default=0, metavar="INT", help="of all draws (default: 0)")
+    together = "answers decoded together, or asked for at once of an endpoint (default: 32)"
+    add("--batch-size", type=int, default=32, metavar="INT", help=together)
+    add("--dtype", help="float32, float64, bfloat16 or float16 (default: float32)")
+    server = "OpenAI-compatible server that runs the target, like http://localhost:8000/v1; OPENAI_API_KEY is its key"
+    add("--endpoint", metavar="URL", help=server)
+    add("--model", metavar="NAME", help="the target's name there (default: TARGET)")
     add("--given", type=Path, metavar="FILE", help="answers to take as they are, as --compact wrote them")
     add("--compact", type=Path, metavar="FILE", help="also write all answers without their prompts (safetensors)")
-    add("--dtype", default="float32", help="float32, float64, bfloat16 or float16 (default: float32)")
 
 
 def run(args: argparse.Namespace) -> int:
-    conversations = check(args)
+    check(args)
+    if not (args.prompts or args.synthesize):
+        return show(args)
+    index = Index(turn for prompt in load_tasks(args.refuse_overlap, args.data_dir) for turn in prompt.turns)
+    selection = Selection(args.limit, args.system, index, args.leave_out_overlap, args.batch_size)
+    conversations = selection.read(args.prompts) if args.prompts else []
 
     from rich.console import Console
 
-    from secondguess.commands.compare import load
-    from secondguess.llm import LLM
-    from secondguess.prepare.answers import AnswerFile, Recipe, answer_all
-    from secondguess.prepare.compact import answer_of, read_answers, write_answers
+    from secondguess.commands.compare import stdout_console
+    from secondguess.commands.prepare_run import prepare
+    from secondguess.commands.show_answers import show_rows
 
-    given = read_answers(args.given) if args.given else {}
-    target = load(args.target, args.dtype)
-    if not target.tokenizer.chat_template:
-        raise UserError(f"{args.target} has no chat template: a base model does not answer")
-    file = AnswerFile(args.out)
-    recipe = Recipe(args.temperatures, args.max_new_tokens, args.top_k, args.seed, given)
-    context = min(target.spec.context_len, max(CONTEXT, 2 * args.max_new_tokens))
-    llm = LLM(target, method="ar", max_batch_size=args.batch_size, max_model_len=context)
-    stderr = Console(stderr=True, highlight=False)
-    tokens = 0
-    with progress(stderr) as bar:
-        task = bar.add_task("answers", total=sum(len(c.turns) for c in conversations))
-
-        def count(n: int) -> None:
-            nonlocal tokens
-            tokens += n
-            bar.advance(task)
-
-        asyncio.run(answer_all(llm, conversations, recipe, file, count))
-    if args.compact:
-        lines = args.out.read_bytes().splitlines()
-        write_answers(args.compact, (answer_of(json.loads(line)) for line in lines))
-    stderr.print(
-        f"{len(file.answers)} answers in {args.out}, {tokens} tokens of this run's conversations", markup=False
-    )
+    record = make_record()
+    chat, result = prepare(args, selection, conversations, Console(stderr=True, highlight=False))
+    show_rows(chat, args.out, SHOWN if args.show is None else args.show, stdout_console())
+    if args.json:
+        write_json(args.json, record, "results", [result])
     return 0
 
 
-def check(args: argparse.Namespace) -> list[Conversation]:
-    """The conversations to answer; every mistake that can be found before the target is loaded."""
+def show(args: argparse.Namespace) -> int:
+    """Rows of a file that is there."""
+    if not args.show:
+        raise UserError("no prompts: give files, --synthesize INT, or --show INT to look at answers that are there")
+
+    from secondguess.commands.compare import stdout_console
+    from secondguess.commands.show_answers import show_rows
+    from secondguess.prepare.chat import load_chat
+
+    show_rows(load_chat(args.target), args.out, args.show, stdout_console())
+    return 0
+
+
+def check(args: argparse.Namespace) -> None:
+    """Every mistake in the flags."""
     for temperature in args.temperatures:
         SamplingParams(temperature=temperature, top_k=args.top_k, seed=args.seed, max_tokens=args.max_new_tokens)
-    for name in ("batch_size", "limit"):
-        if getattr(args, name) is not None and getattr(args, name) < 1:
-            raise UserError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(args, name)}")
+    for name, least in (("batch_size", 1), ("limit", 1), ("synthesize", 1), ("show", 0)):
+        if getattr(args, name) is not None and getattr(args, name) < least:
+            raise UserError(f"--{name.replace('_', '-')} must be at least {least}, got {getattr(args, name)}")
     check_folder(args.out.parent)
-    conversations = read_conversations(args.prompts)
-    if args.limit is not None and args.limit < len(conversations):
-        conversations = [conversations[i * len(conversations) // args.limit] for i in range(args.limit)]
-    conversations = without_overlap(conversations, args.refuse_overlap, args.data_dir, args.leave_out_overlap)
-    # In an order that mixes the files, so that what an interrupted run has is a fair sample.
-    conversations.sort(key=lambda c: hashlib.sha256(c.id.encode()).digest())
-    return [replace(c, system=args.system) if c.system is None else c for c in conversations]
+    if args.endpoint:
+        check_endpoint(args)
+    elif args.model:
+        raise UserError("--model is the target's name at an --endpoint: give one, or leave it out")
 
 
-def without_overlap(
-    conversations: list[Conversation], tasks: tuple[str, ...], data_dir: Path | None, leave_out: bool
-) -> list[Conversation]:
-    """Those that share no 13 words in a row with a task's text. Raises UserError naming the first that does, unless
-    they are to be left out.
-    """
-    if not tasks:
-        return conversations
-    index, kept = Index(turn for prompt in load_tasks(tasks, data_dir) for turn in prompt.turns), []
-    for conversation in conversations:
-        shared = next(filter(None, map(index.shared, conversation.turns)), None)
-        if shared is None:
-            kept.append(conversation)
-        elif not leave_out:
-            raise UserError(f"prompt {conversation.id} shares {shared!r} with a benchmark: give --leave-out-overlap")
-    return kept
+def check_endpoint(args: argparse.Namespace) -> None:
+    try:
+        parts = urlsplit(args.endpoint)
+    except ValueError as error:
+        raise UserError(f"--endpoint {args.endpoint} is no URL: {error}") from error
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise UserError(f"--endpoint must be a URL like http://localhost:8000/v1, got {args.endpoint}")
+    if args.dtype:
+        raise UserError("--dtype is for a target that is loaded here: leave it out, the --endpoint has its own")
+    if find_spec("httpx2") is None:
+        raise UserError("--endpoint needs httpx2: pip install 'secondguess[endpoint]'")

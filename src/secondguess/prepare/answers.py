@@ -1,4 +1,4 @@
-"""The target answers conversations, batched; every answer is on disk as soon as it is finished.
+"""The target answers conversations, many at once; every answer is on disk as soon as it is finished.
 
 A line is ``{"id", "source", "temperature", "seed", "prompt_len", "input_ids"}``: what ``train`` reads. A later turn is
 a line of its own, whose prompt holds the conversation so far; its id is ``ID#2``.
@@ -7,20 +7,24 @@ a line of its own, whose prompt holds the conversation so far; its id is ``ID#2`
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from secondguess.atomic import whole_lines
 from secondguess.bench.plan import prompt_seed
-from secondguess.errors import UserError
-from secondguess.llm import LLM
-from secondguess.prepare.compact import Answer
+from secondguess.prepare.answerer import Answerer, Question
+from secondguess.prepare.chat import Chat
+from secondguess.prepare.compact import Answer, answer_of
+from secondguess.prepare.line_file import LineFile
 from secondguess.prepare.prompts import Conversation
+from secondguess.prepare.template import assistant, opening, user
 from secondguess.prompts import Message
 from secondguess.types import SamplingParams
+
+# Kept: it was in the file. Given: in another. Too long: its prompt leaves no room for an answer. Unknown: it was
+# answered, but not in tokens that are certain. A conversation ends at the last two.
+Outcome = Literal["kept", "given", "answered", "too long", "unknown"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,92 +43,95 @@ class Recipe:
     def temperature(self, id_: str) -> float:
         return self.temperatures[prompt_seed(self.seed, f"temperature of {id_}") % len(self.temperatures)]
 
+    def params(self, id_: str, temperature: float) -> SamplingParams:
+        return SamplingParams(
+            temperature=temperature,
+            top_k=self.top_k if temperature else 0,
+            max_tokens=self.max_new_tokens,
+            seed=prompt_seed(self.seed, id_),
+        )
 
-class AnswerFile:
-    """Answers that are there stay, and are not asked for again; a line that a kill cut short is cut off."""
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What became of ``count`` turns of a conversation: of one, or without an answer of all that are left."""
+
+    outcome: Outcome
+    prompt_ids: tuple[int, ...] = ()
+    answer: Answer | None = None
+    count: int = 1
+
+
+class AnswerFile(LineFile):
+    what = "answer row"
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self.answers: dict[str, list[int]] = {}
-        if path.exists():
-            for number, line in enumerate(whole_lines(path), 1):
-                self._learn(line, number)
+        self.answers: dict[str, Answer] = {}
+        super().__init__(path)
 
-    def add(self, line: dict[str, Any]) -> None:
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
-        self.answers[line["id"]] = line["input_ids"][line["prompt_len"] :]
+    def learn(self, row: Mapping[str, Any]) -> None:
+        answer = answer_of(row)
+        self.answers[answer.id] = answer
 
-    def _learn(self, line: bytes, number: int) -> None:
+
+@dataclass(frozen=True, slots=True)
+class Writer:
+    """Who answers, in what manner, and where to."""
+
+    answerer: Answerer
+    chat: Chat
+    recipe: Recipe
+    file: AnswerFile
+
+    async def answer_all(self, conversations: Sequence[Conversation], on_turn: Callable[[Turn], None]) -> None:
+        """Answer what the file lacks. ``on_turn`` hears of every turn. An error ends all; what is written stays.
+
+        Raises UserError where an answer that is there was given to another prompt, and what the answerer raises.
+        """
+        room = asyncio.Semaphore(self.answerer.room)
+
+        async def one(conversation: Conversation) -> None:
+            async with room:
+                async for turn in self._talk(conversation):
+                    if turn.answer and turn.outcome != "kept":
+                        self.file.add(row(conversation.source, turn.prompt_ids, turn.answer))
+                    on_turn(turn)
+
         try:
-            row = json.loads(line)
-            self.answers[row["id"]] = row["input_ids"][row["prompt_len"] :]
-        except (ValueError, KeyError, TypeError) as error:
-            raise UserError(f"{self.path}:{number} is no answer row ({error!r}): give another --out") from error
+            async with asyncio.TaskGroup() as group:
+                for conversation in conversations:
+                    group.create_task(one(conversation))
+        except ExceptionGroup as errors:
+            raise errors.exceptions[0] from None  # the first to fail; the others are its like
 
+    async def _talk(self, conversation: Conversation) -> AsyncGenerator[Turn]:
+        messages = opening(conversation.system)
+        temperature = self.recipe.temperature(conversation.id)
+        for number, (id_, text) in enumerate(zip(conversation.turn_ids, conversation.turns, strict=True)):
+            messages.append(user(text))
+            turn = await self._turn(id_, temperature, messages)
+            if turn.answer is None:
+                yield replace(turn, count=len(conversation.turns) - number)
+                return
+            yield turn
+            text = self.chat.tokenizer.decode(list(turn.answer.tokens), skip_special_tokens=True)
+            messages.append(assistant(str(text)))
 
-async def answer_all(
-    llm: LLM,
-    conversations: Sequence[Conversation],
-    recipe: Recipe,
-    file: AnswerFile,
-    on_answer: Callable[[int], None],
-) -> None:
-    """Answer what ``file`` lacks. ``on_answer`` hears of the tokens of every answer, first of those that are there."""
-    # Twice what decodes together: the next prompt is there when a slot is free, and the others do not fill the memory.
-    room = asyncio.Semaphore(2 * llm.engine.cache.num_slots)
-
-    async def one(conversation: Conversation) -> None:
-        async with room:
-            async for line, tokens in talk(llm, conversation, recipe, file.answers):
-                if line is not None:
-                    file.add(line)
-                on_answer(len(tokens))
-
-    async with asyncio.TaskGroup() as group:
-        for conversation in conversations:
-            group.create_task(one(conversation))
-
-
-async def talk(
-    llm: LLM, conversation: Conversation, recipe: Recipe, known: dict[str, list[int]]
-) -> AsyncGenerator[tuple[dict[str, Any] | None, list[int]]]:
-    """Each turn's line (None if it is known) and answer."""
-    messages: list[Message] = list(opening(conversation))
-    temperature = recipe.temperature(conversation.id)
-    for turn, text in enumerate(conversation.turns, 1):
-        id_ = f"{conversation.id}#{turn}" if turn > 1 else conversation.id
-        messages.append({"role": "user", "content": text})
-        if id_ in known:
-            tokens = known[id_]
-            yield None, tokens
-        else:
-            prompt_ids = llm.encode(messages)
-            if len(prompt_ids) + recipe.max_new_tokens > llm.max_model_len:
-                return  # what fits no more is not asked
-            answer = recipe.given.get(id_) or await ask(llm, id_, prompt_ids, temperature, recipe)
-            tokens = list(answer.tokens)
-            yield row(conversation.source, prompt_ids, answer), tokens
-        messages.append({"role": "assistant", "content": llm.target.tokenizer.decode(tokens, skip_special_tokens=True)})
-
-
-def opening(conversation: Conversation) -> Iterator[Message]:
-    if conversation.system is not None:
-        yield {"role": "system", "content": conversation.system}
-
-
-async def ask(llm: LLM, id_: str, prompt_ids: Sequence[int], temperature: float, recipe: Recipe) -> Answer:
-    params = SamplingParams(
-        temperature=temperature,
-        top_k=recipe.top_k if temperature else 0,
-        max_tokens=recipe.max_new_tokens,
-        seed=prompt_seed(recipe.seed, id_),
-    )
-    output = None
-    async for delta in llm.agenerate(prompt_ids, params):
-        output = delta.output
-    assert output is not None
-    return Answer(id_, temperature, output.seed, output.token_ids)
+    async def _turn(self, id_: str, temperature: float, messages: Sequence[Message]) -> Turn:
+        prompt_ids = self.chat.encode(messages)
+        outcome: Outcome = "kept" if id_ in self.file.answers else "given"
+        answer = self.file.answers.get(id_) or self.recipe.given.get(id_)
+        if answer is not None:
+            answer.check_prompt(len(prompt_ids))
+            return Turn(outcome, prompt_ids, answer)
+        if len(prompt_ids) + self.recipe.max_new_tokens > self.chat.context_len:
+            return Turn("too long")
+        params = self.recipe.params(id_, temperature)
+        reply = await self.answerer.answer(Question(prompt_ids, params, tuple(messages)))
+        if reply is None:
+            return Turn("unknown")
+        assert params.seed is not None
+        return Turn("answered", prompt_ids, Answer(id_, temperature, params.seed, reply.token_ids, len(prompt_ids)))
 
 
 def row(source: str, prompt_ids: Sequence[int], answer: Answer) -> dict[str, Any]:

@@ -14,9 +14,9 @@ def words(text: str) -> list[str]:
 
 
 def ngrams(text: str) -> Iterator[tuple[str, ...]]:
-    """All runs of NGRAM words, or the whole text if it is shorter."""
+    """All runs of NGRAM words, or the whole text if it is shorter; none of a text without words."""
     found = words(text)
-    for i in range(max(1, len(found) - NGRAM + 1)):
+    for i in range(max(1, len(found) - NGRAM + 1) if found else 0):
         yield tuple(found[i : i + NGRAM])
 
 

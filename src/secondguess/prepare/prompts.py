@@ -11,6 +11,11 @@ from typing import Any
 
 from secondguess.errors import UserError
 
+# What people call who speaks. Whoever else does (assistant, gpt, tool, ...) is left out.
+SPEAKERS = {"user": "user", "human": "user", "system": "system"}
+
+Said = tuple[str | None, tuple[str, ...]]  # a system prompt, and a user's turns
+
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
@@ -21,38 +26,51 @@ class Conversation:
     turns: tuple[str, ...]
     system: str | None = None
 
+    @property
+    def turn_ids(self) -> list[str]:
+        """``ID``, ``ID#2``, ``ID#3``, ...: what the answers are called."""
+        return [f"{self.id}#{number}" if number > 1 else self.id for number in range(1, len(self.turns) + 1)]
 
-def read_conversations(paths: Sequence[Path]) -> list[Conversation]:
+
+def read_conversations(paths: Iterable[Path]) -> list[Conversation]:
     """All conversations of all files, in order, each once: the same turns and system prompt again are left out.
 
-    A line of a ``.jsonl`` file is an object with ``turns``, ``messages`` or ShareGPT's ``conversations``; a ``.txt``
-    file has a prompt a line. Answers in the file are not used. Raises UserError, naming the line, for anything else.
+    A line of a ``.jsonl`` file is an object with ``turns``, ``messages`` or ``conversations``; a ``.txt`` file has a
+    prompt a line. Answers in the file are not used. Raises UserError, naming the line, for anything else.
     """
-    found: dict[tuple[str | None, tuple[str, ...]], Conversation] = {}
-    ids: dict[str, str] = {}
+    found: dict[Said, Conversation] = {}
+    places: dict[str, tuple[str, Said]] = {}
     for path in paths:
         for place, conversation in _read(path):
-            if conversation.id in ids:
-                raise UserError(f"{place}: id {conversation.id!r} was used at {ids[conversation.id]}")
-            ids[conversation.id] = place
-            found.setdefault((conversation.system, conversation.turns), conversation)
+            said = (conversation.system, conversation.turns)
+            for id_ in conversation.turn_ids:
+                before, other = places.setdefault(id_, (place, said))
+                if other != said:
+                    raise UserError(f"{place}: id {id_!r} was used at {before}")
+            found.setdefault(said, conversation)
     if not found:
         raise UserError("no prompts: the files are empty")
     return list(found.values())
 
 
-def parse(row: Any, source: str) -> Conversation:
-    """Raises ValueError when the row is none of the known forms."""
+def parse(row: Any, stem: str) -> Conversation:
+    """``stem`` is the file's, and the source of a row that names none. Raises ValueError when the row is none of the
+    known forms.
+    """
     if not isinstance(row, dict):
         raise ValueError("a row must be an object with turns, messages or conversations")
-    forms = {"turns": _from_turns, "messages": _from_messages, "conversations": _from_share_gpt}
-    form = next((name for name in forms if name in row), None)
+    form = next((name for name in ("turns", "messages", "conversations") if name in row), None)
     if form is None:
         raise ValueError("a row needs turns, messages or conversations")
-    system, turns = forms[form](row[form])
-    if not turns or not all(isinstance(turn, str) and turn.strip() for turn in turns):
+    system, turns = (row.get("system"), row[form]) if form == "turns" else _split(row[form], row.get("system"))
+    if system is not None and not isinstance(system, str):
+        raise ValueError("a system prompt must be text")
+    if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) and turn.strip() for turn in turns):
         raise ValueError(f"{form} must hold one user's text or more")
-    return Conversation(_id(row, source, system, turns), source, tuple(turns), system)
+    conversation = Conversation(_id(row, stem, system, turns), str(row.get("source") or stem), tuple(turns), system)
+    for text in (conversation.id, system or "", *turns):
+        text.encode()  # no half characters
+    return conversation
 
 
 def _read(path: Path) -> Iterable[tuple[str, Conversation]]:
@@ -71,31 +89,17 @@ def _read(path: Path) -> Iterable[tuple[str, Conversation]]:
             raise UserError(f"{place}: {error}") from error
 
 
-def _from_turns(turns: Any) -> tuple[str | None, list[Any]]:
-    return None, turns if isinstance(turns, list) else []
-
-
-def _from_messages(messages: Any) -> tuple[str | None, list[Any]]:
-    return _split(messages, "role", "content", {"user": "user", "system": "system"})
-
-
-def _from_share_gpt(messages: Any) -> tuple[str | None, list[Any]]:
-    return _split(messages, "from", "value", {"human": "user", "user": "user", "system": "system"})
-
-
-def _split(messages: Any, role: str, content: str, roles: dict[str, str]) -> tuple[str | None, list[Any]]:
-    """The system prompt and the user's turns; what an assistant or a tool said is left out."""
+def _split(messages: Any, system: Any) -> tuple[Any, list[Any]]:
+    """The system prompt and the user's turns of messages {"role", "content"}, or ShareGPT's {"from", "value"}."""
     if not isinstance(messages, list) or not all(isinstance(m, dict) for m in messages):
         raise ValueError("messages must be a list of objects")
-    said = [(roles.get(str(m.get(role))), m.get(content)) for m in messages]
-    system = next((text for who, text in said if who == "system"), None)
-    if system is not None and not isinstance(system, str):
-        raise ValueError("a system prompt must be text")
+    said = [(SPEAKERS.get(str(m.get("role", m.get("from")))), m.get("content", m.get("value"))) for m in messages]
+    system = next((text for who, text in said if who == "system"), system)
     return system, [text for who, text in said if who == "user"]
 
 
-def _id(row: dict[str, Any], source: str, system: str | None, turns: Sequence[str]) -> str:
+def _id(row: dict[str, Any], stem: str, system: str | None, turns: Sequence[str]) -> str:
     """The row's own, or one that its text fixes."""
     if "id" in row:
         return str(row["id"])
-    return f"{source}/{hashlib.sha256(json.dumps([system, list(turns)]).encode()).hexdigest()[:16]}"
+    return f"{stem}/{hashlib.sha256(json.dumps([system, list(turns)]).encode()).hexdigest()[:16]}"

@@ -1,0 +1,87 @@
+"""How a target is talked to, without the target: its tokenizer, chat template, end tokens and context."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jinja2 import TemplateError
+from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
+
+from secondguess.errors import UserError
+from secondguess.llm import LLM
+from secondguess.prompts import Message, encode
+from secondguess.target.load import DEFAULT, find_target
+from secondguess.target.quiet import quiet_transformers
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """``end_ids`` end an answer; ``context_len`` tokens hold a prompt and its answer."""
+
+    tokenizer: PreTrainedTokenizerBase
+    context_len: int
+    end_ids: frozenset[int]
+
+    def encode(self, messages: Sequence[Message]) -> tuple[int, ...]:
+        """The token ids that an answer to ``messages`` follows."""
+        return encode(self.tokenizer, messages)
+
+    def render(self, messages: Sequence[Message], generation_prompt: bool = True) -> str:
+        """Raises UserError when the template refuses the conversation, as some do one with a system prompt."""
+        plain = [dict(message) for message in messages]
+        try:
+            text = self.tokenizer.apply_chat_template(plain, tokenize=False, add_generation_prompt=generation_prompt)
+        except TemplateError as error:
+            raise UserError(f"the chat template refuses a conversation ({error}): change the prompts") from error
+        return str(text)
+
+    def encode_rendered(self, text: str) -> tuple[int, ...]:
+        """Token ids of text that has the template's special tokens in it; none are added."""
+        return tuple(self.tokenizer.encode(text, add_special_tokens=False))
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """Tokens that are left out of an answer's text."""
+        return frozenset(i for i, token in self.tokenizer.added_tokens_decoder.items() if token.special)
+
+
+def chat_of(llm: LLM) -> Chat:
+    """That of a target that is loaded."""
+    return _checked(Chat(llm.target.tokenizer, llm.max_model_len, llm.target.spec.eos_token_ids))
+
+
+def load_chat(name: str) -> Chat:
+    """That of a target whose weights are elsewhere: of a hub id, only small files are fetched.
+
+    Raises UserError when the target cannot be found or has no chat template.
+    """
+    path = Path(name).expanduser()
+    here = name == DEFAULT or path.suffix == ".gguf" or path.is_dir()
+    place = find_target(name, logging.getLogger(__name__).info) if here else name
+    try:
+        with quiet_transformers():
+            config = AutoConfig.from_pretrained(place, trust_remote_code=False).get_text_config()
+            tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=False)
+            end, context_len = _generation_config(place, config).eos_token_id, config.max_position_embeddings
+    except Exception as error:  # missing, unreachable, damaged or foreign: the library raises nearly anything
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        raise UserError(f"cannot load the tokenizer of {name!r}: {reason}") from error
+    ends = frozenset(end if isinstance(end, list) else [] if end is None else [end])
+    return _checked(Chat(tokenizer, context_len, ends))
+
+
+def _generation_config(place: Path | str, config: Any) -> GenerationConfig:
+    try:
+        return GenerationConfig.from_pretrained(place)
+    except OSError:  # there is none
+        return GenerationConfig.from_model_config(config)
+
+
+def _checked(chat: Chat) -> Chat:
+    if not getattr(chat.tokenizer, "chat_template", None):
+        raise UserError("the target has no chat template: a base model does not answer")
+    return chat
