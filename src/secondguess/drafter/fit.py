@@ -25,6 +25,7 @@ def drafter_config(model: Any, draft_vocab_size: int, reconsideration: bool) -> 
         rope_theta=rope_theta(c.rope_parameters),
         rms_norm_eps=c.rms_norm_eps,
         reconsideration=reconsideration,
+        max_position_embeddings=c.max_position_embeddings,
     )
 
 

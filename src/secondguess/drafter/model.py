@@ -1,9 +1,11 @@
 """The EAGLE-3.1 drafter (arXiv 2605.09992) and the one vector Parallel Reconsideration adds to it (arXiv 2611.05724).
 
 The block M is given in pieces (``project``, then attention, then ``finish``), because training attends to a chain's own
-diagonal and serving to a tree, while everything else is the same code.
+diagonal and serving to a tree, while everything else is the same code. A feature is what ``finish`` returns: it is fed
+back as it is, and the head reads it through ``logits``. Where norms stand differs among EAGLE-3 drafters
+(``DrafterConfig``).
 
-``...`` any leading shape, L = 3 tapped layers, A query heads, G key/value heads, D head size, H hidden size,
+``...`` any leading shape, L tapped layers (3), A query heads, G key/value heads, D head size, H hidden size,
 V draft vocabulary. Tensor names are those of the flat EAGLE-3 checkpoint format.
 """
 
@@ -16,8 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from secondguess.config import DrafterConfig
-
-NUM_TAPS = 3
+from secondguess.drafter.rope import rope_rates
+from secondguess.target.fingerprint import embedding_fingerprint
 
 
 class RMSNorm(nn.RMSNorm):
@@ -56,7 +58,12 @@ class Midlayer(nn.Module):
 
 
 class Drafter(nn.Module):
-    """Parameters and row-wise pieces of the drafter. The embedding is the target's own, frozen and never saved."""
+    """Parameters and row-wise pieces of the drafter.
+
+    The embedding is frozen, and unless ``own_embedding`` it is the target's and never saved. ``target_embedding`` is
+    the fingerprint of the target's. ``tap_index`` says which of the states that ``fuse`` is given are this drafter's:
+    all three where only EAGLE-3's are tapped, else whoever knows the target sets it (``HFTarget.tap``).
+    """
 
     embedding: Tensor  # [target vocabulary, H]
     target_ids: Tensor  # int64 [V]: target token id of each draft token, ascending
@@ -64,10 +71,12 @@ class Drafter(nn.Module):
     def __init__(self, config: DrafterConfig, embedding: Tensor, target_ids: Tensor) -> None:
         super().__init__()
         self.config = config
-        self.fc_norm = nn.ModuleList(
-            RMSNorm(config.target_hidden_size, eps=config.rms_norm_eps) for _ in range(NUM_TAPS)
-        )
-        self.fc = nn.Linear(NUM_TAPS * config.target_hidden_size, config.hidden_size, bias=False)
+        width, eps = config.target_hidden_size, config.rms_norm_eps
+        if config.fc_norm:
+            self.fc_norm = nn.ModuleList(RMSNorm(width, eps=eps) for _ in range(config.num_taps))
+        if config.norm_before_fc:
+            self.input_norm = RMSNorm(config.num_taps * width, eps=eps)
+        self.fc = nn.Linear(config.num_taps * width, config.hidden_size, bias=False)
         self.midlayer = Midlayer(config)
         self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.lm_head = nn.Linear(config.hidden_size, config.draft_vocab_size, bias=False)
@@ -76,6 +85,8 @@ class Drafter(nn.Module):
         self.register_buffer("embedding", embedding, persistent=False)
         self.register_buffer("target_ids", target_ids, persistent=False)
         self.rope_rates = rope_rates(config).to(embedding.device)
+        self.target_embedding = embedding_fingerprint(embedding)
+        self.tap_index = (0, 1, 2) if config.tap_layers is None else ()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Drafter:
         """``.to(dtype)`` must spare the rates: bfloat16 cannot tell position 257 from 256."""
@@ -85,7 +96,11 @@ class Drafter(nn.Module):
 
     def fuse(self, taps: Tensor) -> Tensor:
         """Feature of a position from the target's tapped states: [..., L, target hidden] -> [..., H]."""
-        return self.fc(torch.cat([norm(taps[..., i, :]) for i, norm in enumerate(self.fc_norm)], dim=-1))
+        mine = [taps[..., i, :] for i in self.tap_index]
+        if self.config.fc_norm:
+            mine = [norm(tap) for norm, tap in zip(self.fc_norm, mine, strict=True)]
+        x = torch.cat(mine, dim=-1)
+        return self.fc(self.input_norm(x) if self.config.norm_before_fc else x)
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Target token ids [...] -> [..., H]."""
@@ -106,18 +121,15 @@ class Drafter(nn.Module):
         return rotate(q, cos, sin), rotate(k, cos, sin), v
 
     def finish(self, g: Tensor, attended: Tensor) -> Tensor:
-        """The block after attention: raw residual g [..., H], attended [..., A, D] -> post-norm feature [..., H]."""
-        y = g + self.midlayer.self_attn.o_proj(attended.flatten(-2))
-        return self.norm(y + self.midlayer.mlp(self.midlayer.post_attention_layernorm(y)))
+        """The block after attention: its input g [..., H], attended [..., A, D] -> feature [..., H]."""
+        residual = self.midlayer.hidden_norm(g) if self.config.norm_before_residual else g
+        y = residual + self.midlayer.self_attn.o_proj(attended.flatten(-2))
+        y = y + self.midlayer.mlp(self.midlayer.post_attention_layernorm(y))
+        return self.norm(y) if self.config.norm_output else y
 
-    def logits(self, z: Tensor) -> Tensor:
-        """Post-norm feature [..., H] -> draft logits [..., V]."""
-        return self.lm_head(z)
-
-
-def rope_rates(c: DrafterConfig) -> Tensor:
-    """float64 [D / 2] radians per position."""
-    return c.rope_theta ** -(torch.arange(0, c.head_dim, 2, dtype=torch.float64) / c.head_dim)
+    def logits(self, f: Tensor) -> Tensor:
+        """Feature [..., H] -> draft logits [..., V]."""
+        return self.lm_head(f if self.config.norm_output else self.norm(f))
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

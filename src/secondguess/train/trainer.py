@@ -48,7 +48,7 @@ class Trainer:
         counts = count_tokens((responses[i].answer for i in self.training), target.spec.vocab_size)
         target_ids = choose_vocab(counts, config.draft_vocab_size)
         self.coverage = coverage(counts, target_ids)
-        self.drafter = new_drafter(target, config, target_ids)
+        self.drafter, self.made_for = new_drafter(target, config, target_ids), asdict(target.facts)
         draft_of = target_to_draft(target_ids, target.spec.vocab_size)
         self.feed = Feed(responses, store, head_rows(target.head_weight, target_ids), draft_of)
         self.optimizer = new_optimizer(self.drafter, config)
@@ -177,6 +177,7 @@ class Trainer:
         notes = {
             "target": self.config.target,
             "method": self.config.method,
+            "made_for": self.made_for,
             "training": {
                 "settings": {k: v for k, v in asdict(self.config).items() if k not in ("out", "captures")},
                 "steps": self.num_steps,
