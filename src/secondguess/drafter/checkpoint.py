@@ -75,15 +75,21 @@ def load_drafter(folder: Path, embedding: Tensor, target_num_layers: int) -> Dra
     """
     shape, ours = read_settings(folder)
     check_target(shape, ours, embedding, target_num_layers, folder)
+    drafter = build(folder, shape, embedding)
+    drafter.target_embedding = ours["target_embedding"]
+    return drafter.to(embedding.device, embedding.dtype).eval()
+
+
+def build(folder: Path, shape: DrafterConfig, embedding: Tensor) -> Drafter:
+    """The drafter of a checkpoint; every tensor has been checked. ``embedding`` is taken unless it has its own."""
     tensors = flat_names(load_tensors(folder / WEIGHTS))
     if shape.reconsideration:
         tensors |= load_tensors(folder / QUERY)
     target_ids = take_vocab(tensors, shape, folder)
     table = take_embedding(tensors, shape, folder).to(embedding) if shape.own_embedding else embedding
     drafter = Drafter(shape, table, target_ids.to(embedding.device))
-    drafter.target_embedding = ours["target_embedding"]
     assign(drafter, tensors, folder)
-    return drafter.to(embedding.device, embedding.dtype).eval()
+    return drafter
 
 
 def load_for(folder: Path, target: Target) -> Drafter:

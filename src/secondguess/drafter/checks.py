@@ -104,13 +104,13 @@ def norms(p: Patient) -> Answer:
     on = [name for name in ("fc_norm", "norm_before_fc", "norm_before_residual", "norm_output") if getattr(c, name)]
     if c.fc_norm and not c.norm_output:
         lost = "fc_norm without norm_output is neither EAGLE-3 nor EAGLE-3.1: tools are known to lose norm_output"
-        return "warning", lost, "try the probe with norm_output=true at 'secondguess import'"
+        return "warning", lost, "import it with --set norm_output=true, too, and let the probe decide"
     return "ok", ", ".join(on) or "none but the block's own (EAGLE-3)", ""
 
 
 def rope(p: Patient) -> Answer:
     c, now = p.drafter.config, p.now.rope or {}
-    ours, fix = rope_parameters(c), "right only if it was trained so; else give rope_theta=... at 'secondguess import'"
+    ours, fix = rope_parameters(c), "right only if it was trained so; else import it with --set rope_theta=..."
     if ours["rope_theta"] != now.get("rope_theta"):
         return "warning", f"base {ours['rope_theta']:g}, the target's is {now.get('rope_theta')}", fix
     if p.then.rope is not None and p.then.rope != now:
@@ -139,7 +139,7 @@ def embeddings(p: Patient) -> Answer:
     mine, theirs = p.drafter.embedding[:SAMPLE].float(), p.embedding[:SAMPLE].float()
     if mine.shape == theirs.shape and (likeness := F.cosine_similarity(mine, theirs).mean().item()) < 0.5:
         random = f"its own token embedding is nothing like the target's (cosine {likeness:.2f}): saved by mistake?"
-        return "warning", random, "drop it: own_embedding=false at 'secondguess import'"
+        return "warning", random, "drop it: import it with --set own_embedding=false"
     return "ok", f"a token embedding of its own, {head}", ""
 
 

@@ -50,14 +50,16 @@ def to_json(config: DrafterConfig, fingerprint: str, notes: dict[str, Any]) -> d
 
     Layers are named only if they are not EAGLE-3's: engines disagree on what a number means (FIELD faults 16, 17).
     """
-    shape = asdict(config)
-    limit = config.max_position_embeddings
+    shape, limit = asdict(config), config.max_position_embeddings
+    eagle: dict[str, Any] = {"norm_before_fc": True} if config.norm_before_fc else {}
+    if config.tap_layers:
+        eagle[TAPS] = list(config.tap_layers)
     return {
         **FIXED,
         **{key: shape[key] for key in (*FLAGS, *COUNTS, *NUMBERS)},
         "rope_parameters": rope_parameters(config),
         **({"max_position_embeddings": limit} if limit else {}),
-        **({"eagle_config": {TAPS: list(config.tap_layers)}} if config.tap_layers else {}),
+        **({"eagle_config": {"use_aux_hidden_state": True, **eagle}} if eagle else {}),
         "secondguess": {
             "target_num_layers": config.target_num_layers,
             "target_embedding": fingerprint,
