@@ -29,18 +29,20 @@ def run(args: argparse.Namespace) -> int:
     from secondguess.drafter.checks import examine
     from secondguess.drafter.folder import check_new, new_folder
     from secondguess.drafter.foreign import find_source, parse_given, read_foreign
+    from secondguess.drafter.foreign_tensors import Source
     from secondguess.engine.thread import run as on_engine
 
     given = parse_given(args.given)
     check_new(args.folder)
-    source, target = find_source(args.source), load(args.target, args.dtype)
-    imported = on_engine(read_foreign, source, target, given)
-    notes = {"target": args.target, "method": "eagle3", "imported": {"from": source.name, "given": given}}
+    folder, target = find_source(args.source), load(args.target, args.dtype)
+    source = Source(folder, target, given)
+    imported = on_engine(read_foreign, source)
+    notes = {"target": args.target, "method": "eagle3", "imported": {"from": folder.name, "given": given}}
     with new_folder(args.folder) as temporary:
         save_drafter(imported.drafter, temporary, notes, imported.dtype)
     findings = on_engine(lambda: examine(args.folder, load_for(args.folder, target), target))
     console = stdout_console()
-    for remark in imported.remarks:
+    for remark in source.remarks:
         console.print(remark, markup=False, soft_wrap=True)
     console.print(table(findings), conclusion(findings), "", sep="\n")
     probe = f"secondguess doctor {args.target} {args.folder}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,20 @@ RENAMED = {f"aux_norm_{depth}.weight": f"fc_norm.{i}.weight" for i, depth in enu
 COMPUTED = "rotary_emb.inv_freq"  # some tools save it; it follows from the config
 # Tensors that are there if and only if a flag is on.
 MARKS = {"fc_norm": "fc_norm.0.weight", "norm_before_fc": "input_norm.weight"}
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A folder to import from, and for whom. ``given``: settings by hand; ``remarks``: what was decided on the way."""
+
+    folder: Path
+    target: HFTarget
+    given: Mapping[str, Any]
+    remarks: list[str] = field(default_factory=list)
+
+    @property
+    def config(self) -> Path:
+        return self.folder / "config.json"
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:
@@ -53,36 +68,34 @@ def check_marks(tensors: Mapping[str, Tensor], flags: Mapping[str, bool], folder
         if flags[flag] and name not in tensors:
             raise UserError(f"{folder}: {flag} is true, but {name} is missing: the drafter is damaged")
         if name in tensors and not flags[flag]:
-            raise UserError(f"{folder}: {flag} is false, but there is {name}: the flag was lost, give --set {flag}=true")
+            lost = f"{flag} is false, but there is {name}: the flag was lost"
+            raise UserError(f"{folder}: {lost}, give --set {flag}=true")
 
 
-def take_target_ids(
-    tensors: dict[str, Tensor], config: Mapping[str, Any], target: HFTarget, folder: Path, remarks: list[str]
-) -> Tensor:
+def take_target_ids(source: Source, tensors: dict[str, Tensor], config: Mapping[str, Any]) -> Tensor:
     """Remove the vocabulary maps; return the target ids, ascending, with the head's rows put into that order.
 
     A drafter without a head has the target's rows, as engines lend them.
     """
-    ids = read_map(tensors.pop("d2t", None), tensors.pop("t2d", None), config, folder, remarks)
+    ids = read_map(source, tensors.pop("d2t", None), tensors.pop("t2d", None), config)
     order = ids.argsort()
     head = tensors.get(HEAD)
     if head is None:
         if config["hidden_size"] != config["target_hidden_size"]:
-            raise UserError(f"{folder}: {HEAD} is missing: the drafter is damaged")
-        remarks.append("it has no head: it gets the target's")
-        head = head_rows(target.head_weight, ids.to(target.head_weight.device)).cpu().to(tensors["fc.weight"].dtype)
+            raise UserError(f"{source.folder}: {HEAD} is missing: the drafter is damaged")
+        source.remarks.append("it has no head: it gets the target's")
+        theirs = source.target.head_weight
+        head = head_rows(theirs, ids.to(theirs.device)).cpu().to(tensors["fc.weight"].dtype)
     if len(head) != len(ids):
         tied = ": tie_word_embeddings put the embedding there?" if config.get("tie_word_embeddings") else ""
-        raise UserError(f"{folder}: {HEAD} has {len(head)} rows for a draft vocabulary of {len(ids)}{tied}")
+        raise UserError(f"{source.folder}: {HEAD} has {len(head)} rows for a draft vocabulary of {len(ids)}{tied}")
     tensors[HEAD] = head[order]
     return ids[order]
 
 
-def read_map(
-    d2t: Tensor | None, t2d: Tensor | None, config: Mapping[str, Any], folder: Path, remarks: list[str]
-) -> Tensor:
+def read_map(source: Source, d2t: Tensor | None, t2d: Tensor | None, config: Mapping[str, Any]) -> Tensor:
     """int64 [draft vocabulary]: target id of each row of the head. ``d2t`` are offsets, or token ids by mistake."""
-    draft, vocab = config["draft_vocab_size"], config["vocab_size"]
+    folder, draft, vocab = source.folder, config["draft_vocab_size"], config["vocab_size"]
     if d2t is None:
         if draft < vocab:
             lost = f"d2t is missing, so it is not known which {draft} of the {vocab} tokens the drafter offers"
@@ -96,7 +109,7 @@ def read_map(
     if marked is not None and not agree(ids.sort().values, marked):
         if not agree(offsets.sort().values, marked):
             raise UserError(f"{folder}: t2d and d2t disagree: the drafter is damaged")
-        remarks.append("d2t held token ids where offsets belong: read as ids, since t2d says the same")
+        source.remarks.append("d2t held token ids where offsets belong: read as ids, since t2d says the same")
         return offsets
     if marked is None and draft > 1 and bool((offsets.diff() > 0).all()):
         raise UserError(f"{folder}: d2t rises at every step, as ids do and offsets (id - index) do not: write offsets")
@@ -105,27 +118,21 @@ def read_map(
     return ids
 
 
-def take_embedding(
-    tensors: dict[str, Tensor],
-    config: Mapping[str, Any],
-    target: HFTarget,
-    given: Mapping[str, Any],
-    folder: Path,
-    remarks: list[str],
-) -> Tensor | None:
+def take_embedding(source: Source, tensors: dict[str, Tensor], config: Mapping[str, Any]) -> Tensor | None:
     """Remove the embedding [vocabulary, hidden] and return it, unless it is the target's, or the target's is wanted."""
-    table, theirs = tensors.pop(EMBEDDING, None), target.embedding.detach().to("cpu", torch.bfloat16)
+    folder, wanted, table = source.folder, source.given.get("own_embedding"), tensors.pop(EMBEDDING, None)
     if table is None:
-        if given.get("own_embedding"):
+        if wanted:
             raise UserError(f"{folder} has no {EMBEDDING}: leave --set own_embedding=true out")
         return None
     if table.shape != (config["vocab_size"], config["hidden_size"]):
         raise UserError(f"{folder}: {EMBEDDING} is {tuple(table.shape)}: the drafter is damaged")
     check_numbers(table, EMBEDDING, folder)
-    if given.get("own_embedding") is False:
-        remarks.append("its embedding is left out, as asked")
+    if wanted is False:
+        source.remarks.append("its embedding is left out, as asked")
         return None
+    theirs = source.target.embedding.detach().to("cpu", torch.bfloat16)
     if table.shape == theirs.shape and torch.equal(table.bfloat16(), theirs):
-        remarks.append("its embedding is the target's: not kept twice")
+        source.remarks.append("its embedding is the target's: not kept twice")
         return None
     return table.float()
