@@ -10,6 +10,7 @@ Stock engines load it as EAGLE-3.1. Unknown or missing tensors, and settings of 
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,7 @@ def save_drafter(drafter: Drafter, folder: Path, notes: dict[str, Any], dtype: t
     if query is not None:
         (folder / QUERY).parent.mkdir(exist_ok=True)
         write_tensors({"self_query": query}, folder / QUERY)
+    notes = {**notes, "draft_vocab": ids_hash(drafter.target_ids)}
     config = to_json(drafter.config, drafter.target_embedding, notes)
     with replacing(folder / "config.json") as temporary:
         temporary.write_text(json.dumps(config, indent=1) + "\n")
@@ -56,6 +58,11 @@ def state_of(drafter: Drafter, dtype: torch.dtype) -> dict[str, Tensor]:
     state = {name: p.detach().to("cpu", dtype).contiguous() for name, p in state.items()}
     target_ids = drafter.target_ids.cpu()
     return state | {"d2t": to_offsets(target_ids), "t2d": offered(target_ids, drafter.config.vocab_size)}
+
+
+def ids_hash(target_ids: Tensor) -> str:
+    """Tells draft vocabularies apart: another one of the same size would shift the meaning of every row of the head."""
+    return hashlib.sha256(target_ids.cpu().numpy().tobytes()).hexdigest()[:16]
 
 
 def write_tensors(tensors: dict[str, Tensor], path: Path) -> None:
@@ -77,6 +84,9 @@ def load_drafter(folder: Path, embedding: Tensor, target_num_layers: int) -> Dra
     check_target(shape, ours, embedding, target_num_layers, folder)
     drafter = build(folder, shape, embedding)
     drafter.target_embedding = ours["target_embedding"]
+    vocab = ids_hash(drafter.target_ids)
+    if ours.get("draft_vocab", vocab) != vocab:
+        raise UserError(f"{folder}: d2t is not the one that the head was trained with: the drafter is damaged")
     return drafter.to(embedding.device, embedding.dtype).eval()
 
 

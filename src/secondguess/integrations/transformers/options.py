@@ -33,11 +33,11 @@ WARPERS = {
 }
 LENGTHS = (MinLengthLogitsProcessor, MinNewTokensLengthLogitsProcessor)  # both say what ``min_length`` does
 CRITERIA = (MaxLengthCriteria, EosTokenCriteria)
-ALONE = ("assistant_model", "negative_prompt_ids", "negative_prompt_attention_mask")
+ALONE = ("assistant_model", "negative_prompt_ids", "negative_prompt_attention_mask", "stop_strings")
 
 
 def check_alone(arguments: Mapping[str, Any]) -> None:
-    """Raises UserError for an argument of ``model.generate`` that leaves no trace in what it prepares."""
+    """Raises UserError for an argument of ``model.generate`` that is not seen in what it prepares."""
     refuse([name for name in ALONE if arguments.get(name) is not None])
 
 
