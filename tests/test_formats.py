@@ -83,7 +83,8 @@ def change(folder: Path, config: dict[str, Any] | None = None, **tensors: torch.
 
 def serve(drafter: Drafter, taps_TLH: torch.Tensor, tokens: list[int]) -> torch.Tensor:
     """Logits of the last row that the target feeds and of one row more, as the engine computes them."""
-    s = EagleSpeculator(drafter.requires_grad_(False), TreeConfig(num_steps=2, num_reconsider=0), num_slots=1, num_columns=32)
+    tree = TreeConfig(num_steps=2, num_reconsider=0)
+    s = EagleSpeculator(drafter.requires_grad_(False), tree, num_slots=1, num_columns=32)
     served, offers = [], s.offers
     s.offers = lambda f_RXH: served.append(drafter.logits(f_RXH)[0, 0]) or offers(f_RXH)  # type: ignore[method-assign]
     s.accept([Accepted(0, torch.tensor(tokens[:-1]), taps_TLH)])

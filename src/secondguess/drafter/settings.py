@@ -48,7 +48,7 @@ BEFORE = {"flags": FLAGS, "own_embedding": False, "tap_layers": None}
 def to_json(config: DrafterConfig, fingerprint: str, notes: dict[str, Any]) -> dict[str, Any]:
     """``fingerprint`` of the target's embedding; ``notes`` go into the ``secondguess`` block.
 
-    Layers are named only if they are not EAGLE-3's: engines disagree on what a number means (FIELD faults 16, 17).
+    Layers are named only if they are not EAGLE-3's: engines disagree on what a number means.
     """
     shape, limit = asdict(config), config.max_position_embeddings
     eagle: dict[str, Any] = {"norm_before_fc": True} if config.norm_before_fc else {}
@@ -155,19 +155,16 @@ def read_scaling(config: dict[str, Any], path: Path) -> dict[str, Any] | None:
 
 def read_taps(config: dict[str, Any], ours: dict[str, Any], path: Path) -> tuple[int, ...] | None:
     """The layers whose inputs are tapped, None for EAGLE-3's, as the block says. Other engines' lists must agree."""
-    taps, num_layers = ours["tap_layers"], ours["target_num_layers"]
-    default = list(default_tap_layers(num_layers))
-    if taps is not None:
-        check_taps(taps, num_layers, path)
-    eagle = config.get("eagle_config")
+    taps, num_layers, eagle = ours["tap_layers"], ours["target_num_layers"], config.get("eagle_config")
+    wanted = list(default_tap_layers(num_layers)) if taps is None else taps
+    check_taps(wanted, num_layers, path)
     for holder in (config, eagle if isinstance(eagle, dict) else {}):
-        if holder.get(TAPS, taps or default) != (taps or default):
-            wanted = f"{TAPS} must be {taps or default}, got {holder[TAPS]!r}"
-            raise UserError(f"{path}: {wanted}: the drafter was not trained on other taps")
+        if (found := holder.get(TAPS) or wanted) != wanted:
+            raise UserError(f"{path}: {TAPS} must be {wanted}, got {found!r}: the drafter was not trained on other taps")
     return None if taps is None else tuple(taps)
 
 
 def check_taps(layers: Any, num_layers: int, path: Path) -> None:
-    whole = isinstance(layers, list) and all(type(layer) is int for layer in layers)
+    whole = isinstance(layers, list) and layers and all(type(layer) is int for layer in layers)
     if not whole or len({*layers}) < len(layers) or not all(0 <= layer < num_layers for layer in layers):
         raise UserError(f"{path}: taps must be different layers of 0 to {num_layers - 1}, got {layers!r}")
