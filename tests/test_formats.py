@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
@@ -23,7 +25,7 @@ from secondguess.drafter.checkpoint import load_for, save_drafter
 from secondguess.drafter.checks import examine
 from secondguess.drafter.export import export
 from secondguess.drafter.foreign import parse_given, read_foreign
-from secondguess.drafter.foreign_tensors import Source
+from secondguess.drafter.foreign_tensors import Source, read_map
 from secondguess.drafter.model import Drafter
 from secondguess.drafter.rope import rope_rates
 from secondguess.drafter.settings import read_settings
@@ -50,9 +52,12 @@ COMBINATIONS = [
 FORMS = ("eagle3", "speculators")
 
 
+TARGET = tiny_target("llama")
+
+
 @pytest.fixture(scope="module")
 def target():
-    return tiny_target("llama")
+    return TARGET
 
 
 def read(folder: Path, target, *given: str):
@@ -321,6 +326,17 @@ def test_a_map_in_any_order_is_put_in_order_with_its_head(tmp_path, target) -> N
     assert_same_offers(read(source, target).drafter, sorted_)
     change(source, t2d=None)
     assert_same_offers(read(source, target).drafter, sorted_)
+
+
+@given(st.lists(st.integers(0, 63), min_size=1, unique=True))
+def test_a_map_is_read_whatever_its_order_and_its_kind(ids: list[int]) -> None:
+    source = Source(Path("theirs"), TARGET, {})
+    config = {"draft_vocab_size": len(ids), "vocab_size": 64}
+    wanted, t2d = torch.tensor(ids), torch.zeros(64, dtype=torch.bool).index_fill(0, torch.tensor(ids), True)
+    assert torch.equal(read_map(source, wanted - torch.arange(len(ids)), t2d, config), wanted)
+    assert not source.remarks
+    assert torch.equal(read_map(source, wanted, t2d, config), wanted)
+    assert len(source.remarks) == (len(ids) > 1)  # the one id of a map of one is its offset, too
 
 
 def test_ids_in_place_of_offsets_are_noticed(tmp_path, target) -> None:

@@ -86,7 +86,7 @@ class Drafter(nn.Module):
         self.register_buffer("target_ids", target_ids, persistent=False)
         self.rope_rates = rope_rates(config).to(embedding.device)
         self.target_embedding = embedding_fingerprint(embedding)
-        self.tap_index = (0, 1, 2) if config.tap_layers is None else ()
+        self.tap_index: tuple[int, ...] = (0, 1, 2) if config.tap_layers is None else ()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Drafter:
         """``.to(dtype)`` must spare the rates: bfloat16 cannot tell position 257 from 256."""

@@ -160,7 +160,8 @@ def read_taps(config: dict[str, Any], ours: dict[str, Any], path: Path) -> tuple
     check_taps(wanted, num_layers, path)
     for holder in (config, eagle if isinstance(eagle, dict) else {}):
         if (found := holder.get(TAPS) or wanted) != wanted:
-            raise UserError(f"{path}: {TAPS} must be {wanted}, got {found!r}: the drafter was not trained on other taps")
+            other = f"{TAPS} must be {wanted}, got {found!r}"
+            raise UserError(f"{path}: {other}: the drafter was not trained on other taps")
     return None if taps is None else tuple(taps)
 
 

@@ -24,8 +24,8 @@ from secondguess.types import SamplingParams
 
 MODES = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
 # Our field for a processor's attribute. The first changes greedy decoding, too.
-PENALTY = {RepetitionPenaltyLogitsProcessor: ("repetition_penalty", "penalty")}
-WARPERS = {
+PENALTY: dict[type, tuple[str, str]] = {RepetitionPenaltyLogitsProcessor: ("repetition_penalty", "penalty")}
+WARPERS: dict[type, tuple[str, str]] = {
     TemperatureLogitsWarper: ("temperature", "temperature"),
     TopKLogitsWarper: ("top_k", "top_k"),
     TopPLogitsWarper: ("top_p", "top_p"),
@@ -70,7 +70,7 @@ def sampling_params(
     if "min_p" in found and "top_p" in found:  # here min-p comes first, there last
         refuse(["min_p together with top_p"])
     ends = next((c.eos_token_id.tolist() for c in criteria if type(c) is EosTokenCriteria), [])
-    settings = {
+    settings: dict[str, Any] = {
         "temperature": 1.0 if config.do_sample else 0.0,
         "max_tokens": config.max_length - prompt_len,
         "min_tokens": max(0, (config.min_length or 0) - prompt_len) if ends else 0,
