@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from secondguess.config import TreeConfig
 from secondguess.drafter.model import Drafter
 from secondguess.drafter.speculator import EagleSpeculator
 from secondguess.engine.cycle import CycleTrace
-from secondguess.engine.speculate import Accepted, Roots
+from secondguess.engine.speculate import GREEDY, Accepted, Roots
 from secondguess.llm import LLM
 from secondguess.target.base import causal_rows
 from secondguess.testing import tiny_drafter, tiny_target
@@ -65,9 +66,9 @@ def direct(drafter: Drafter, tokens: list[int], taps_TLH: torch.Tensor, depth: i
 class Recorded(ChainSpeculator):
     """Keeps the logits of every row."""
 
-    def offers(self, f_RXH: torch.Tensor) -> Offers:
+    def offers(self, f_RXH: torch.Tensor, *more: Any) -> Offers:
         self.logits = [*getattr(self, "logits", []), self.drafter.logits(f_RXH)]
-        return super().offers(f_RXH)
+        return super().offers(f_RXH, *more)
 
 
 @pytest.mark.parametrize("num_steps", [1, 2, 5])
@@ -78,7 +79,7 @@ def test_both_levels_equal_a_direct_computation(num_steps: int) -> None:
     taps = [torch.randn(len(p), 3, target.spec.hidden_size, generator=generator, dtype=torch.float64) for p in prompts]
     chain = Recorded(drafter, TreeConfig(num_steps=num_steps), num_slots=2, num_columns=64)
     chain.accept([Accepted(i, torch.tensor([*p[1:], 6]), taps[i]) for i, p in enumerate(prompts)])
-    tree = chain.draft(Roots((0, 1), (6, 6), tuple([*p, 6] for p in prompts)))
+    tree = chain.draft(Roots((0, 1), (6, 6), tuple([*p, 6] for p in prompts), (GREEDY, GREEDY)))
     logits_RYV = torch.cat(chain.logits, 1)
     for r, prompt in enumerate(prompts):
         expected = direct(drafter, [*prompt, 6], taps[r], num_steps)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from secondguess.drafter.checkpoint import load_drafter, save_drafter
 from secondguess.drafter.settings import read_settings
 from secondguess.drafter.speculator import EagleSpeculator
 from secondguess.drafter.vocab import choose_vocab, count_tokens, coverage, from_offsets, target_to_draft, to_offsets
-from secondguess.engine.speculate import Accepted, Roots
+from secondguess.engine.speculate import GREEDY, Accepted, Draw, Roots
 from secondguess.errors import UserError
 from secondguess.target.fingerprint import embedding_fingerprint
 from secondguess.testing import tiny_drafter, tiny_target
@@ -29,13 +30,13 @@ def speculator(target, num_reconsider: int, dtype=torch.float64) -> EagleSpecula
     return EagleSpeculator(tiny_drafter(target).to(dtype), tree, num_slots=2, num_columns=64)
 
 
-def prime(s: EagleSpeculator, target, prompts) -> Roots:
+def prime(s: EagleSpeculator, target, prompts, draws=(GREEDY, GREEDY)) -> Roots:
     """Give the speculator prompts with made-up taps."""
     generator = torch.Generator().manual_seed(0)
     for slot, prompt in enumerate(prompts):
         taps = torch.randn(len(prompt), 3, target.spec.hidden_size, generator=generator, dtype=torch.float64)
         s.accept([Accepted(slot, torch.tensor([*prompt[1:], 6]), taps.to(s.drafter.norm.weight.dtype))])
-    return Roots(tuple(range(len(prompts))), (6,) * len(prompts), tuple([*p, 6] for p in prompts))
+    return Roots(tuple(range(len(prompts))), (6,) * len(prompts), tuple([*p, 6] for p in prompts), draws)
 
 
 def recorded(s: EagleSpeculator, roots: Roots) -> list[torch.Tensor]:
@@ -86,6 +87,17 @@ def test_a_request_drafts_the_same_tree_alone_and_in_a_batch() -> None:
     assert torch.equal(tree.parents_RN[0], one.parents_RN[0])
 
 
+def test_a_greedy_request_drafts_the_same_tree_coupled_or_not_beside_a_sampled_one() -> None:
+    target = tiny_target("llama")
+    coupled, uncoupled = speculator(target, 3), speculator(target, 3)
+    coupled.config = replace(coupled.config, coupled=True)
+    tree = coupled.draft(prime(coupled, target, PROMPTS, (GREEDY, Draw(1.0, seed=7))))
+    plain = uncoupled.draft(prime(uncoupled, target, PROMPTS))
+    assert torch.equal(tree.tokens_RN[0], plain.tokens_RN[0])
+    assert torch.equal(tree.scores_RN[0], plain.scores_RN[0])
+    assert not torch.equal(tree.tokens_RN[1], plain.tokens_RN[1])
+
+
 def test_extending_in_pieces_equals_extending_at_once() -> None:
     """Accepted tokens come a few at a time; the columns they leave are those of one long prompt."""
     target = tiny_target("llama")
@@ -94,11 +106,11 @@ def test_extending_in_pieces_equals_extending_at_once() -> None:
     taps = torch.randn(9, 3, target.spec.hidden_size, generator=generator, dtype=torch.float64)
     tokens = torch.randint(64, (9,), generator=generator)
     s.accept([Accepted(0, tokens[:4], taps[:4])])
-    s.draft(Roots((0,), (int(tokens[3]),), ([int(tokens[3])],)))
+    s.draft(Roots((0,), (int(tokens[3]),), ([int(tokens[3])],), (GREEDY,)))
     s.accept([Accepted(0, tokens[4:6], taps[4:6])])
     s.accept([Accepted(0, tokens[6:], taps[6:])])
     whole.accept([Accepted(0, tokens, taps)])
-    root = Roots((0,), (int(tokens[8]),), ([int(tokens[8])],))
+    root = Roots((0,), (int(tokens[8]),), ([int(tokens[8])],), (GREEDY,))
     pieces_tree, whole_tree = s.draft(root), whole.draft(root)
     assert torch.equal(pieces_tree.tokens_RN, whole_tree.tokens_RN)
     assert (pieces_tree.scores_RN - whole_tree.scores_RN)[pieces_tree.valid_RN].abs().max() < 1e-10

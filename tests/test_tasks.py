@@ -105,6 +105,13 @@ def test_the_subset_is_evenly_spaced() -> None:
     assert evenly_spaced(prompts, None) == evenly_spaced(prompts, 10) == evenly_spaced(prompts, 99) == prompts
 
 
+def test_the_limit_counts_turns(tmp_path: Path) -> None:
+    """A task of two-turn conversations must not weigh twice in a mean over prompts."""
+    path = write(tmp_path / "t.jsonl", *(row(str(i), "x", "y") for i in range(10)))
+    for limit, ids in ((4, ["0", "5"]), (1, ["0"]), (99, [str(i) for i in range(10)])):
+        assert [p.id for p in load_tasks([str(path)], limit=limit)] == ids
+
+
 @given(st.integers(1, 60), st.integers(1, 60), st.integers(0, 99))
 def test_a_subset_has_the_wanted_size_in_order_and_no_row_twice(count: int, limit: int, seed: int) -> None:
     prompts = [TaskPrompt("t", str(i), ("x",)) for i in range(count)]

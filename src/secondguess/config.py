@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from secondguess.errors import require
-from secondguess.fields import check_choices
+from secondguess.fields import check_choices, check_numbers
 
 
 def option(default: Any, help: str) -> Any:
@@ -63,6 +63,7 @@ class Reconsider:
 
     def __post_init__(self) -> None:
         check_choices(self)
+        check_numbers(self)
         require(0 <= self.threshold <= 1, f"threshold must be in [0, 1], got {self.threshold}")
         for name in ("reconsider_steps", "reconsider_cap", "refined_offer_width"):
             value = getattr(self, name)
@@ -87,6 +88,7 @@ class TreeConfig:
     offer_width: int = option(6, "children offered by one forwarded node (k)")
     num_reconsider: int = option(3, "nodes that get a second look per draft step (m); 0 is EAGLE-3.1")
     extra_advance: int = option(0, "in place of second looks (the paper's Table 4), so many nodes forward a child more")
+    coupled: bool = option(False, "where tokens are sampled, offer by the noise that they will be drawn with")
     reconsider: Reconsider = field(default=Reconsider(), metadata={"help": "how the second looks are taken"})
 
     @property
@@ -95,6 +97,7 @@ class TreeConfig:
         return self.grow_width + self.num_reconsider + self.extra_advance
 
     def __post_init__(self) -> None:
+        check_numbers(self)
         for name, (low, high) in LIMITS.items():
             value = getattr(self, name)
             require(value >= low, f"{name} must be at least {low}, got {value}")

@@ -19,8 +19,13 @@ if TYPE_CHECKING:
 # What a draft tree is shaped by, and which of it each method uses: the rest is refused, and reported as 0.
 SHAPE = ("budget", "grow_width", "offer_width", "num_steps", "num_reconsider")
 SWITCHES = tuple(field.name for field in fields(Reconsider))
-SETTINGS = (*SHAPE, "extra_advance", *SWITCHES)
-USES = {"ar": (), "ngram": ("budget", "num_steps"), "eagle3.1": (*SHAPE[:-1], "extra_advance"), "pr": SETTINGS}
+SETTINGS = (*SHAPE, "extra_advance", "coupled", *SWITCHES)
+USES = {
+    "ar": (),
+    "ngram": ("budget", "num_steps"),
+    "eagle3.1": (*SHAPE[:-1], "extra_advance", "coupled"),
+    "pr": SETTINGS,
+}
 HINTS = get_type_hints(TreeConfig) | get_type_hints(Reconsider)
 METHODS = tuple(USES)
 WITH_DRAFTER = ("eagle3.1", "pr")

@@ -16,7 +16,7 @@ from secondguess.bench.diagnosis import Nodes, Positions
 from secondguess.bench.replay import Text, prefill, replay, text_of
 from secondguess.bench.transcript import Transcript
 from secondguess.engine.cycle import CycleTrace
-from secondguess.engine.speculate import Speculator
+from secondguess.engine.speculate import GREEDY, Draw, Speculator
 from secondguess.target.base import Target
 
 T = TypeVar("T", Positions, Nodes)
@@ -28,11 +28,11 @@ def table(kind: type[T], rows: Sequence[tuple]) -> T:
 
 
 @torch.no_grad()
-def read_confident(target: Target, transcript: Transcript) -> tuple[Text, list[float]]:
+def read_confident(target: Target, transcript: Transcript, draw: Draw = GREEDY) -> tuple[Text, list[float]]:
     """As ``read``, and the target's top-1 probability after each token of prompt and answer, at temperature 1."""
     out = prefill(target, transcript, last_only=False)
     logits_TV = out.logits_RNV[0].float()
-    return text_of(transcript, out), (logits_TV.amax(1) - logits_TV.logsumexp(1)).exp().tolist()
+    return text_of(transcript, draw, out), (logits_TV.amax(1) - logits_TV.logsumexp(1)).exp().tolist()
 
 
 class Position(NamedTuple):

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from secondguess.bench.transcript import Transcript
 from secondguess.engine.cycle import CycleTrace
-from secondguess.engine.speculate import Accepted, Roots, Speculator
+from secondguess.engine.speculate import GREEDY, Accepted, Draw, Roots, Speculator
 from secondguess.target.base import Target, causal_rows
 from secondguess.tree.walk import walk
 from secondguess.types import DraftTree, TargetOut
@@ -33,11 +33,12 @@ class Text:
     taps_TLH: Tensor  # the target's states at prompt and answer
     num_prompt: int
     num_written: int  # prompt and answer
+    draw: Draw = GREEDY
 
 
-def read(target: Target, transcript: Transcript) -> Text:
-    """Run the target over a transcript, once for all drafters."""
-    return text_of(transcript, prefill(target, transcript, last_only=True))
+def read(target: Target, transcript: Transcript, draw: Draw = GREEDY) -> Text:
+    """Run the target over a transcript, once for all drafters. ``draw``: how its tokens were drawn."""
+    return text_of(transcript, draw, prefill(target, transcript, last_only=True))
 
 
 @torch.no_grad()
@@ -50,9 +51,9 @@ def prefill(target: Target, transcript: Transcript, last_only: bool) -> TargetOu
     return target.forward(causal_rows(zero_1, ids_1T), cache, last_only)
 
 
-def text_of(transcript: Transcript, out: TargetOut) -> Text:
+def text_of(transcript: Transcript, draw: Draw, out: TargetOut) -> Text:
     num_prompt, ids = len(transcript.prompt_ids), transcript.prompt_ids + transcript.answer_ids
-    return Text([*ids, *transcript.beyond_ids], out.taps_RNLH[0], num_prompt, len(ids))
+    return Text([*ids, *transcript.beyond_ids], out.taps_RNLH[0], num_prompt, len(ids), draw)
 
 
 def replay(speculator: Speculator, texts: Sequence[Text], listen: Listener) -> None:
@@ -60,10 +61,7 @@ def replay(speculator: Speculator, texts: Sequence[Text], listen: Listener) -> N
     newest = [t.num_prompt for t in texts]  # of each text, the index of the newest emitted token: prefill emits one
     speculator.accept([emitted(i, t, 0, t.num_prompt) for i, t in enumerate(texts)])
     while running := [i for i, t in enumerate(texts) if newest[i] + 1 < t.num_written]:
-        histories = tuple(texts[i].ids[: newest[i] + 1] for i in running)
-        tree = speculator.draft(
-            Roots(tuple(running), tuple(ids[-1] for ids in histories), histories, texts[0].taps_TLH.device)
-        )
+        tree = speculator.draft(roots_of([texts[i] for i in running], running, [newest[i] for i in running]))
         verdict = walk(tree, known_tokens(tree, [texts[i].ids[newest[i] + 1 :] for i in running]))
         listen(running, CycleTrace(tree, verdict))
         spans = [(i, newest[i], n) for i, n in zip(running, verdict.num_emitted_R.tolist(), strict=True)]
@@ -72,6 +70,17 @@ def replay(speculator: Speculator, texts: Sequence[Text], listen: Listener) -> N
         speculator.accept([emitted(i, texts[i], start, n) for i, start, n in spans if newest[i] < texts[i].num_written])
     for i in range(len(texts)):
         speculator.release(i)
+
+
+def roots_of(texts: Sequence[Text], slots: Sequence[int], newest: Sequence[int]) -> Roots:
+    """Where texts stand whose newest emitted token has index ``newest``."""
+    return Roots(
+        slots=tuple(slots),
+        tokens=tuple(t.ids[n] for t, n in zip(texts, newest, strict=True)),
+        histories=tuple(t.ids[: n + 1] for t, n in zip(texts, newest, strict=True)),
+        draws=tuple(t.draw for t in texts),
+        device=texts[0].taps_TLH.device,
+    )
 
 
 def emitted(slot: int, text: Text, start: int, count: int) -> Accepted:

@@ -60,8 +60,9 @@ def load_tasks(
     """The prompts of all tasks, in order.
 
     A name of ``TASKS`` is looked up in ``data_dir``, else in the folder that SECONDGUESS_DATA names, else on the hub;
-    anything else is the path of a JSONL file, whose stem names the task. ``limit`` takes that many rows of each task,
-    evenly spaced over it (so mt_bench's categories all have their share) from row ``seed`` on: the same in every run.
+    anything else is the path of a JSONL file, whose stem names the task. ``limit`` takes rows with about that many
+    turns, each a prompt of its own, evenly spaced over the task (so mt_bench's categories all have their share) from
+    row ``seed`` on: the same in every run.
 
     Raises UserError when a task cannot be found or a file is broken.
     """
@@ -70,7 +71,8 @@ def load_tasks(
         task = name if name in TASKS else find_file(name).stem
         if task in prompts:
             raise UserError(f"two tasks are called {task!r}: give each once, under a name of its own")
-        prompts[task] = evenly_spaced(read_task(name, task, data_dir), limit, seed)
+        rows = read_task(name, task, data_dir)
+        prompts[task] = evenly_spaced(rows, num_rows(rows, limit), seed)
     return [prompt for task in prompts.values() for prompt in task]
 
 
@@ -143,6 +145,11 @@ def parse_row(row: Any, task: str, known: Task | None) -> TaskPrompt:
     if known is None or known.prompt == "{turn}":
         return TaskPrompt(task, row["id"], tuple(turns), known.stop if known else ())
     return TaskPrompt(task, row["id"], tuple(known.prompt.replace("{turn}", t.rstrip()) for t in turns), known.stop)
+
+
+def num_rows(rows: Sequence[TaskPrompt], limit: int | None) -> int | None:
+    """How many rows have about ``limit`` turns: all tasks weigh the same, however many turns their rows have."""
+    return limit and max(1, round(limit * len(rows) / sum(len(row.turns) for row in rows)))
 
 
 def evenly_spaced(prompts: list[TaskPrompt], limit: int | None, seed: int = 0) -> list[TaskPrompt]:

@@ -38,7 +38,7 @@ def look(
     with progress(console) as bar:
         task = bar.add_task("replay", total=len(recording.transcripts))
         for start in range(0, len(recording.transcripts), size):
-            read = [run(read_confident, target, t) for t in recording.transcripts[start : start + size]]
+            read = [run(read_confident, target, t, draw) for t, draw in recording.drawn[start : start + size]]
             texts = [text for text, _ in read]
             positions += run(chain_positions, chain, texts, [confidences for _, confidences in read])
             nodes += run(tree_nodes, trees, texts)

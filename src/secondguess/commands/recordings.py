@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from secondguess.bench.plan import Prompt
+from secondguess.bench.plan import Prompt, prompt_seed
 from secondguess.bench.replay import read, replay
 from secondguess.bench.tasks import TaskPrompt
 from secondguess.bench.transcript import BEYOND, Transcript
@@ -16,6 +16,7 @@ from secondguess.commands.conversations import encode_all, transcribe
 from secondguess.commands.progress import progress
 from secondguess.drafter.model import Drafter
 from secondguess.engine.cycle import CycleTrace
+from secondguess.engine.speculate import Draw
 from secondguess.engine.thread import run
 from secondguess.errors import UserError
 from secondguess.methods import Method, make_speculator
@@ -34,6 +35,7 @@ class Recording:
     """The texts of all prompts at one temperature, in the order of the prompts."""
 
     temperature: float
+    seed: int
     prompts: list[Prompt]
     transcripts: list[Transcript]
 
@@ -41,6 +43,11 @@ class Recording:
     def num_columns(self) -> int:
         """Room that a drafter needs in its cache."""
         return max(len(t.prompt_ids) + len(t.answer_ids) for t in self.transcripts) + BEYOND
+
+    @property
+    def drawn(self) -> list[tuple[Transcript, Draw]]:
+        """Each text, and how its tokens were drawn."""
+        return [(t, Draw(self.temperature, prompt_seed(self.seed, t.key.id))) for t in self.transcripts]
 
 
 def recordings(
@@ -52,7 +59,7 @@ def recordings(
     encoded = encode_all(target, prompts, args.max_new_tokens, args.batch_size, console)
     for temperature in args.temperatures:
         params = SamplingParams(temperature=temperature, seed=args.seed, max_tokens=args.max_new_tokens)
-        yield Recording(temperature, encoded, transcribe(target, encoded, params, args.batch_size, console))
+        yield Recording(temperature, args.seed, encoded, transcribe(target, encoded, params, args.batch_size, console))
 
 
 def replay_all(
@@ -64,14 +71,14 @@ def replay_all(
     console: Console,
 ) -> None:
     """Replay every method over every text. The target runs once over each, whatever the number of methods."""
-    transcripts, size = recording.transcripts, args.batch_size
+    drawn, size = recording.drawn, args.batch_size
     given = {m: args.drafter if m.has_drafter else None for m in methods}
     loaded: dict[Path, Drafter] = {}
     speculators = {m: run(make_speculator, m, target, given[m], size, recording.num_columns, loaded) for m in methods}
     with progress(console) as bar:
-        task = bar.add_task("replay", total=len(transcripts) * len(methods))
-        for start in range(0, len(transcripts), size):
-            texts = [run(read, target, t) for t in transcripts[start : start + size]]
+        task = bar.add_task("replay", total=len(drawn) * len(methods))
+        for start in range(0, len(drawn), size):
+            texts = [run(read, target, t, draw) for t, draw in drawn[start : start + size]]
             for method, speculator in speculators.items():
                 run(replay, speculator, texts, shifted(listen, method, start))
                 bar.advance(task, len(texts))

@@ -22,14 +22,25 @@ def ask(drafter: Drafter, reconsider: Reconsider, e_RMH: Tensor, f_RMH: Tensor) 
         e_RMH[:] = probs_RMV @ drafter.embed(drafter.target_ids)
 
 
-def offer(drafter: Drafter, config: TreeConfig, f_RXH: Tensor, known_RMK: Tensor | None = None) -> Offers:
+def offer(
+    drafter: Drafter,
+    config: TreeConfig,
+    f_RXH: Tensor,
+    known_RMK: Tensor | None = None,
+    noise_RXV: Tensor | None = None,
+) -> Offers:
     """The ``offer_width`` most probable children of each feature, at temperature 1.
 
+    ``noise_RXV``: the children's, of coupled drafting. The softmax of log q + T G then stands in for q: how probable a
+    token is to be drawn, for one who knows the noise and takes log q for log p up to an error.
     ``known_RMK``: target ids that level 0 offered at the nodes of the last M rows. Under ``rescore_all`` these rows'
     log-probs of them are given too, under ``novel_only`` these rows offer others.
     """
     reconsider, num_rows = config.reconsider, f_RXH.shape[1]
-    logps_RXV = drafter.logits(f_RXH).float().log_softmax(dim=-1)
+    scores_RXV = drafter.logits(f_RXH).float()
+    if noise_RXV is not None:
+        scores_RXV = scores_RXV + noise_RXV
+    logps_RXV = scores_RXV.log_softmax(dim=-1)
     doubt_RX, known_logps_RMK = doubt(logps_RXV, reconsider.select), None
     if known_RMK is not None:
         level1_RMV = logps_RXV[:, num_rows - known_RMK.shape[1] :]

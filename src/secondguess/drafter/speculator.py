@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from secondguess.config import TreeConfig
+from secondguess.drafter.coupling import coming_noise
 from secondguess.drafter.look import ask, offer
 from secondguess.drafter.model import Drafter
 from secondguess.engine.slots import SlotCache
@@ -72,9 +73,16 @@ class EagleSpeculator:
     def begin(self, roots: Roots) -> tuple[Root, Round]:
         """Extend over what was accepted: what the roots offer, and the round that forwards their descendants."""
         slots = [self.slots[s] for s in roots.slots]
-        round_ = Round(self, list(roots.slots), self.extend(list(roots.slots), slots), [s.num_columns for s in slots])
+        f_root_RH = self.extend(list(roots.slots), slots)
+        noise_RDV = self.noise(roots) if self.config.coupled else None
+        round_ = Round(self, list(roots.slots), f_root_RH, [s.num_columns for s in slots], noise_RDV)
         tokens_R = torch.tensor(roots.tokens, device=round_.features_RYH.device)
         return Root(tokens_R, round_.root_offers()), round_
+
+    def noise(self, roots: Roots) -> Tensor | None:
+        """What the tokens of this round will be drawn with."""
+        lengths = [len(history) for history in roots.histories]
+        return coming_noise(roots.draws, lengths, self.config.num_steps + 1, self.drafter.target_ids)
 
     def extend(self, numbers: list[int], slots: list[Slot]) -> Tensor:
         """Run M over the waiting pairs with the target's true features; return the newest pair's feature [R, H]."""
@@ -109,23 +117,31 @@ class EagleSpeculator:
         )
         return self.drafter.finish(g_RXH, attended_RAXD.transpose(1, 2))
 
-    def offers(self, f_RXH: Tensor) -> Offers:
+    def offers(self, f_RXH: Tensor, known_RMK: Tensor | None, noise_RXV: Tensor | None) -> Offers:
         """Top-k children of each feature. Temperature is 1 whatever the request asks."""
-        return offer(self.drafter, self.config, f_RXH)
+        return offer(self.drafter, self.config, f_RXH, known_RMK, noise_RXV)
 
 
 class Round:
     """One draft: the features of its rows, and where they lie in the cache."""
 
-    def __init__(self, speculator: EagleSpeculator, numbers: list[int], f_root_RH: Tensor, lengths: list[int]) -> None:
-        self.speculator = speculator
+    def __init__(
+        self,
+        speculator: EagleSpeculator,
+        numbers: list[int],
+        f_root_RH: Tensor,
+        lengths: list[int],
+        noise_RDV: Tensor | None,
+    ) -> None:
+        """``noise_RDV``: of the tokens at depths 1, 2, ..., where drafting is coupled."""
+        self.speculator, self.noise_RDV = speculator, noise_RDV
         self.features_RYH = f_root_RH[:, None]
         self.slots_R = torch.tensor(numbers, device=f_root_RH.device)
         self.root_column_R1 = torch.tensor(lengths, device=f_root_RH.device)[:, None] - 1
         self.max_length = max(lengths)
 
     def root_offers(self) -> Offers:
-        return self.speculator.offers(self.features_RYH)
+        return self.offers(self.features_RYH, torch.zeros_like(self.root_column_R1))
 
     def forward(self, rows: DraftRows) -> Offers:
         """M over new rows of the round, level 0 and level 1 in one batch."""
@@ -137,9 +153,14 @@ class Round:
             ask(drafter, self.speculator.config.reconsider, e_RXH[:, rows.num_level0 :], g_RXH[:, rows.num_level0 :])
         f_RXH = self.speculator.run(self.place(rows), e_RXH, g_RXH)
         self.features_RYH = torch.cat([self.features_RYH, f_RXH], dim=1)
-        if rows.known_tokens_RMK is None:
-            return self.speculator.offers(f_RXH)
-        return offer(drafter, self.speculator.config, f_RXH, rows.known_tokens_RMK)
+        return self.offers(f_RXH, rows.depths_RX, rows.known_tokens_RMK)
+
+    def offers(self, f_RXH: Tensor, depths_RX: Tensor, known_RMK: Tensor | None = None) -> Offers:
+        """Top-k children of each feature, whose nodes are at ``depths_RX``."""
+        noise_RXV = self.noise_RDV
+        if noise_RXV is not None:
+            noise_RXV = noise_RXV[torch.arange(len(f_RXH), device=f_RXH.device)[:, None], depths_RX]
+        return self.speculator.offers(f_RXH, known_RMK, noise_RXV)
 
     def place(self, rows: DraftRows) -> Rows:
         """Rows of the round as rows of the cache: everything before the root's column is visible to all."""

@@ -17,7 +17,7 @@ from secondguess.engine.sampler_state import SamplerState, record
 from secondguess.engine.sampling import choose
 from secondguess.engine.sequence import Sequence
 from secondguess.engine.slots import SlotCache
-from secondguess.engine.speculate import Accepted, Roots, Speculator
+from secondguess.engine.speculate import Accepted, Draw, Roots, Speculator
 from secondguess.target.base import Target
 from secondguess.tree.layout import ancestors_or_self
 from secondguess.tree.walk import walk
@@ -82,6 +82,7 @@ def roots_of(sequences: list[Sequence], device: torch.device) -> Roots:
         slots=tuple(s.slot for s in sequences),
         tokens=tuple(s.token_ids[-1] for s in sequences),
         histories=tuple(s.token_ids for s in sequences),
+        draws=tuple(Draw(s.request.params.temperature, s.seed, s.request.choice) for s in sequences),
         device=device,
     )
 

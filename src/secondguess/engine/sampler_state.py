@@ -14,7 +14,7 @@ from torch import Tensor
 from secondguess.errors import UserError
 from secondguess.types import Request, SamplingParams
 
-_GREEDY_BELOW = 1e-5  # vLLM's limit too: such a temperature differs from 0 only by its rounding errors
+GREEDY_BELOW = 1e-5  # vLLM's limit too: such a temperature differs from 0 only by its rounding errors
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +181,7 @@ def _row(request: Request, seed: int, vocab_size: int, eos_ids: Sequence[int]) -
 
 
 def _settings(rows: tuple[SamplerRow, ...], vocab_size: int, device: torch.device) -> Settings:
-    drawn = [(r, row) for r, row in enumerate(rows) if row.params.temperature >= _GREEDY_BELOW]
+    drawn = [(r, row) for r, row in enumerate(rows) if row.params.temperature >= GREEDY_BELOW]
     top_ks = [(r, row.params.top_k) for r, row in drawn if 0 < row.params.top_k < vocab_size]
     biases = [(r, token, bias) for r, row in enumerate(rows) for token, bias in row.params.logit_bias.items()]
     early = [(r, token, row.params.min_tokens) for r, row in enumerate(rows) for token in row.end_ids]

@@ -8,7 +8,24 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from secondguess.engine.sampler_state import GREEDY_BELOW
 from secondguess.types import DraftTree
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """How a request's tokens are drawn from the target's law: what fixes their noise, and how much it weighs."""
+
+    temperature: float
+    seed: int
+    choice: int = 0
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature < GREEDY_BELOW
+
+
+GREEDY = Draw(0.0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +35,7 @@ class Roots:
     slots: tuple[int, ...]
     tokens: tuple[int, ...]  # newest emitted token of each request, the root of its tree
     histories: tuple[list[int], ...]  # prompt and emitted tokens, the root included; not to be changed
+    draws: tuple[Draw, ...]
     device: torch.device | str = "cpu"  # where the target runs, so where the tree has to be
 
 
