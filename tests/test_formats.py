@@ -32,7 +32,7 @@ from secondguess.drafter.settings import read_settings
 from secondguess.drafter.shipped import SHIPPED, find_alone
 from secondguess.drafter.speculators import flattened, nested
 from secondguess.drafter.speculator import EagleSpeculator
-from secondguess.engine.speculate import Accepted, Roots
+from secondguess.engine.speculate import GREEDY, Accepted, Roots
 from secondguess.errors import UserError
 from secondguess.llm import LLM
 from secondguess.target import hf
@@ -91,9 +91,9 @@ def serve(drafter: Drafter, taps_TLH: torch.Tensor, tokens: list[int]) -> torch.
     tree = TreeConfig(num_steps=2, num_reconsider=0)
     s = EagleSpeculator(drafter.requires_grad_(False), tree, num_slots=1, num_columns=32)
     served, offers = [], s.offers
-    s.offers = lambda f_RXH: served.append(drafter.logits(f_RXH)[0, 0]) or offers(f_RXH)  # type: ignore[method-assign]
+    s.offers = lambda f_RXH, *more: served.append(drafter.logits(f_RXH)[0, 0]) or offers(f_RXH, *more)
     s.accept([Accepted(0, torch.tensor(tokens[:-1]), taps_TLH)])
-    _, round_ = s.begin(Roots((0,), (tokens[-2],), (tokens[:-1],)))
+    _, round_ = s.begin(Roots((0,), (tokens[-2],), (tokens[:-1],), (GREEDY,)))
     one = torch.ones(1, 1, dtype=torch.bool)
     round_.forward(
         DraftRows(
