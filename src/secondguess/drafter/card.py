@@ -13,7 +13,7 @@ PAPER = "https://arxiv.org/abs/2611.05724"
 def card(name: str, form: str, c: DrafterConfig, block: Mapping[str, Any], base_model: str) -> str:
     """Markdown, with the header that the hub reads. ``form``: see ``export``."""
     kind = kind_of(c)
-    tags = ["speculative-decoding", "eagle3"] + ["parallel-reconsideration"] * c.reconsideration
+    tags = ["speculative-decoding", "eagle3", *["parallel-reconsideration"] * c.reconsideration]
     header = [
         "---",
         f"base_model: {base_model}",

@@ -183,8 +183,8 @@ def inputs_of(source: Source, ids: Sequence[int], default: tuple[int, ...], nest
     layer k + 1. Numbers that are EAGLE-3's in one of the two ways are taken so, others must be explained.
     """
     readings = {"inputs": tuple(ids), "outputs": tuple(layer + 1 for layer in ids)}
-    likely = ["inputs"] * nested + [name for name, reading in readings.items() if reading == default]
-    how = source.given.get("layer_ids") or next(iter(likely), None)
+    usual = "inputs" if nested else next((name for name, layers in readings.items() if layers == default), None)
+    how = source.given.get("layer_ids", usual)
     if how is None:
         engines = "vLLM reads them as inputs of layers, SGLang as outputs"
         raise UserError(f"{source.config}: {TAPS} are {ids}; {engines}: give --set layer_ids=inputs or =outputs")
