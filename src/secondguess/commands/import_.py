@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
     folder, target = find_source(args.source), load(args.target, args.dtype)
     source = Source(folder, target, given)
     imported = on_engine(read_foreign, source)
-    notes = {"target": args.target, "method": "eagle3", "imported": {"from": folder.name, "given": given}}
+    notes = {"target": args.target, "imported": {"from": folder.name, "given": given}}
     with new_folder(args.folder) as temporary:
         save_drafter(imported.drafter, temporary, notes, imported.dtype)
     findings = on_engine(lambda: examine(args.folder, load_for(args.folder, target), target))

@@ -160,9 +160,8 @@ def thinking(p: Patient) -> Answer:
 
 def provenance(p: Patient) -> Answer:
     fix = "expect fewer accepted guesses beside a fine-tune of its target: train it on answers of this one"
-    training = p.block.get("training", {})
-    count = training.get("num_responses")
-    made = f"by {p.block.get('method', 'another trainer')}" + (f", on {count} answers" if count else "")
+    method, count = p.block.get("method"), p.block.get("training", {}).get("num_responses")
+    made = (f"as {method}" if method else "by another trainer") + (f" on {count} answers" if count else "")
     verdict, found, fix = same(p.then.weights, p.now.weights, "target weights", fix)
     return verdict, f"trained {made}; {found}", fix
 
