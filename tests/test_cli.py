@@ -131,7 +131,8 @@ try:
 finally:
     assert "torch" not in sys.modules
 """
-BUILT = [module.name for module in pkgutil.iter_modules(commands.__path__) if module.name in cli.COMMANDS]
+MODULES = [module.name.removesuffix("_") for module in pkgutil.iter_modules(commands.__path__)]
+BUILT = [name for name in MODULES if name in cli.COMMANDS]
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ import traceback
 from collections.abc import Sequence
 from importlib import import_module
 from importlib.metadata import version
+from keyword import iskeyword
 from typing import NoReturn
 
 from secondguess.errors import UserError, did_you_mean
@@ -32,6 +33,9 @@ COMMANDS = {
     "prepare": "training data: the target's own answers to your prompts",
     "capture": "the target's states at its answers, on disk, ahead of training",
     "train": "train an EAGLE-3.1 or PR drafter from a config file",
+    "doctor": "does a drafter fit a target: what is wrong, and how to mend it",
+    "import": "read an EAGLE-3 drafter of another trainer",
+    "export": "write a drafter for other engines",
 }
 
 
@@ -109,7 +113,8 @@ def _run(argv: Sequence[str]) -> int:
             f"unknown command {top.command!r}{did_you_mean(top.command, COMMANDS)} (see 'secondguess --help')"
         )
     parser = Parser(f"secondguess {top.command}", COMMANDS[top.command])
-    command = import_module(f"secondguess.commands.{top.command}")
+    # "import" is a word of Python's: its module is called import_.
+    command = import_module(f"secondguess.commands.{top.command}{'_' * iskeyword(top.command)}")
     command.add_arguments(parser)
     return command.run(parser.parse(top.arguments))
 

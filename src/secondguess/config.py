@@ -134,7 +134,10 @@ class TreeConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DrafterConfig:
-    """Shape of an EAGLE-3.1 / PR drafter. Field names follow the flat EAGLE-3 ``config.json``."""
+    """Shape of an EAGLE-3.1 / PR drafter. Field names follow the flat EAGLE-3 ``config.json``.
+
+    What is below ``second_look`` is what EAGLE-3 drafters of other trainers differ in; the defaults are EAGLE-3.1.
+    """
 
     hidden_size: int
     intermediate_size: int
@@ -149,7 +152,19 @@ class DrafterConfig:
     rms_norm_eps: float = 1e-5
     num_layers: int = 1  # of M; EAGLE-3.1 has one
     second_look: SecondLook | None = None  # that level 1 was trained with; None: there is only level 0
+    fc_norm: bool = True  # a norm for each tapped state, before they are joined
+    norm_before_fc: bool = False  # one norm for all of them, joined
+    norm_before_residual: bool = False  # the block adds to the normed feature, not to the raw one
+    norm_output: bool = True  # the feature that is fed back is normed, as the one that the head reads always is
+    own_embedding: bool = False  # a token embedding of its own, not the target's
+    tap_layers: tuple[int, ...] | None = None  # layers whose inputs feed it; none: EAGLE-3's three
+    rope_scaling: dict[str, Any] | None = None  # see ``drafter.rope``
+    max_position_embeddings: int | None = None  # none: not said
 
     @property
     def has_self_query(self) -> bool:
         return self.second_look is not None and self.second_look.query_slot == "self_query"
+
+    @property
+    def num_taps(self) -> int:
+        return 3 if self.tap_layers is None else len(self.tap_layers)

@@ -164,10 +164,12 @@ def open_drafter(
 
 
 def _load_packed(folder: Path, target: HFTarget) -> Drafter:
-    from secondguess.drafter.checkpoint import load_drafter
+    from secondguess.drafter.checkpoint import load_for
+    from secondguess.drafter.checks import examine, warn
     from secondguess.target.linear import can_pack, pack_linears
 
-    drafter = load_drafter(folder, target.embedding, target.spec.num_layers)
+    drafter = load_for(folder, target)
+    warn(folder, examine(folder, drafter, target))
     if can_pack(drafter):
         pack_linears(drafter)
     return drafter

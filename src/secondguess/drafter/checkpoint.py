@@ -1,15 +1,17 @@
 """Drafter checkpoints: the flat EAGLE-3 format, plus the self-query in a sub-folder that other engines ignore.
 
     config.json            see ``settings``: LlamaForCausalLMEagle3 with fc_norm and norm_output (EAGLE-3.1)
-    model.safetensors      fc, fc_norm.*, midlayer.*, norm, lm_head, d2t, t2d; no embedding, it is the target's;
+    model.safetensors      fc, fc_norm.*, midlayer.*, norm, lm_head, d2t, t2d; embed_tokens if it is not the target's;
                            layers.1.* where there is a second layer (num_hidden_layers 2)
     reconsider/query.safetensors     where level 1 was trained with a self-query: self_query [hidden]
 
-Stock engines load it as EAGLE-3.1. Unknown or missing tensors, and settings of another network, are errors here.
+Stock engines load it as EAGLE-3.1. Unknown or missing tensors, and settings of another network, are errors here. The
+``speculators`` form is read, too.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -22,27 +24,46 @@ from secondguess.atomic import replacing
 from secondguess.config import DrafterConfig
 from secondguess.drafter.model import Drafter
 from secondguess.drafter.settings import read_settings, to_json
+from secondguess.drafter.speculators import flat_names
 from secondguess.drafter.vocab import from_offsets, to_offsets
 from secondguess.errors import UserError
+from secondguess.target.base import Target
 from secondguess.target.fingerprint import embedding_fingerprint
 
+WEIGHTS = "model.safetensors"
 QUERY = Path("reconsider") / "query.safetensors"
+EMBEDDING = "embed_tokens.weight"
+STORED = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 
 def save_drafter(drafter: Drafter, folder: Path, notes: dict[str, Any], dtype: torch.dtype = torch.bfloat16) -> None:
     """Write a checkpoint. ``notes`` (training record, target name) goes into the config's ``secondguess`` block."""
     folder.mkdir(parents=True, exist_ok=True)
-    state = {name: p.detach().to("cpu", dtype).contiguous() for name, p in drafter.named_parameters()}
+    state = state_of(drafter, dtype)
     query = state.pop("self_query", None)
-    target_ids = drafter.target_ids.cpu()
-    state |= {"d2t": to_offsets(target_ids), "t2d": offered(target_ids, drafter.config.vocab_size)}
-    write_tensors(state, folder / "model.safetensors")
+    write_tensors(state, folder / WEIGHTS)
     if query is not None:
         (folder / QUERY).parent.mkdir(exist_ok=True)
         write_tensors({"self_query": query}, folder / QUERY)
-    config = to_json(drafter.config, embedding_fingerprint(drafter.embedding), notes)
+    notes = {**notes, "draft_vocab": ids_hash(drafter.target_ids)}
+    config = to_json(drafter.config, drafter.target_embedding, notes)
     with replacing(folder / "config.json") as temporary:
         temporary.write_text(json.dumps(config, indent=1) + "\n")
+
+
+def state_of(drafter: Drafter, dtype: torch.dtype) -> dict[str, Tensor]:
+    """All tensors of a checkpoint by name, on the CPU; ``self_query`` (which has a file of its own) is among them."""
+    state = dict(drafter.named_parameters())
+    if drafter.config.own_embedding:
+        state[EMBEDDING] = drafter.embedding
+    state = {name: p.detach().to("cpu", dtype).contiguous() for name, p in state.items()}
+    target_ids = drafter.target_ids.cpu()
+    return state | {"d2t": to_offsets(target_ids), "t2d": offered(target_ids, drafter.config.vocab_size)}
+
+
+def ids_hash(target_ids: Tensor) -> str:
+    """Tells draft vocabularies apart: another one of the same size would shift the meaning of every row of the head."""
+    return hashlib.sha256(target_ids.cpu().numpy().tobytes()).hexdigest()[:16]
 
 
 def write_tensors(tensors: dict[str, Tensor], path: Path) -> None:
@@ -62,23 +83,49 @@ def load_drafter(folder: Path, embedding: Tensor, target_num_layers: int) -> Dra
     """
     shape, ours = read_settings(folder)
     check_target(shape, ours, embedding, target_num_layers, folder)
-    tensors = load_tensors(folder / "model.safetensors")
-    if shape.has_self_query:
-        tensors |= load_tensors(folder / QUERY)
-    target_ids = take_vocab(tensors, shape, folder)
-    drafter = Drafter(shape, embedding, target_ids.to(embedding.device))
-    assign(drafter, tensors, folder)
+    drafter = build(folder, shape, embedding)
+    drafter.target_embedding = ours["target_embedding"]
+    vocab = ids_hash(drafter.target_ids)
+    if ours.get("draft_vocab", vocab) != vocab:
+        raise UserError(f"{folder}: d2t is not the one that the head was trained with: the drafter is damaged")
     return drafter.to(embedding.device, embedding.dtype).eval()
 
 
+def build(folder: Path, shape: DrafterConfig, embedding: Tensor) -> Drafter:
+    """The drafter of a checkpoint; every tensor has been checked. ``embedding`` is taken unless it has its own."""
+    tensors = flat_names(load_tensors(folder / WEIGHTS))
+    if shape.has_self_query:
+        tensors |= load_tensors(folder / QUERY)
+    target_ids = take_vocab(tensors, shape, folder)
+    table = take_embedding(tensors, shape, folder).to(embedding) if shape.own_embedding else embedding
+    drafter = Drafter(shape, table, target_ids.to(embedding.device))
+    assign(drafter, tensors, folder)
+    return drafter
+
+
+def load_for(folder: Path, target: Target) -> Drafter:
+    """As ``load_drafter``, and ``target`` taps from now on what the drafter reads."""
+    drafter = load_drafter(folder, target.embedding, target.spec.num_layers)
+    if drafter.config.tap_layers:
+        drafter.tap_index = target.tap(drafter.config.tap_layers)
+    return drafter
+
+
 def check_target(c: DrafterConfig, ours: dict[str, Any], embedding: Tensor, num_layers: int, folder: Path) -> None:
-    fits = ours["target_embedding"] == embedding_fingerprint(embedding) and c.target_num_layers == num_layers
-    if not fits or embedding.shape != (c.vocab_size, c.hidden_size) or c.target_hidden_size != c.hidden_size:
-        made_for = ours.get("target", "another model")
-        fix = "train or choose one for it"
-        if embedding.dtype == torch.float16:
-            fix = "or it is, and float16 hides it: load the target in bfloat16 or float32"
-        raise UserError(f"drafter {folder} was trained for {made_for}, not for this target: {fix}")
+    """Raises UserError that says in what the target is not the one that the drafter was trained for."""
+    (vocab_size, hidden_size), known = embedding.shape, ours["target_embedding"]
+    for what, theirs, here in (
+        ("hidden size", c.target_hidden_size, hidden_size),
+        ("number of layers", c.target_num_layers, num_layers),
+        ("vocabulary size", c.vocab_size, vocab_size),
+        ("hash of the token embedding", known, embedding_fingerprint(embedding)),
+    ):
+        if theirs != here:
+            made_for, fix = ours.get("target", "another model"), "train or choose one for it"
+            if embedding.dtype == torch.float16:
+                fix = "or it is, and float16 hides it: load the target in bfloat16 or float32"
+            different = f"{what} {theirs}, here {here}"
+            raise UserError(f"drafter {folder} was trained for {made_for}, not for this target ({different}): {fix}")
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:
@@ -98,12 +145,27 @@ def take_vocab(tensors: dict[str, Tensor], c: DrafterConfig, folder: Path) -> Te
     if d2t.dtype != torch.int64 or d2t.shape != (c.draft_vocab_size,):
         raise UserError(f"{folder}: d2t must hold {c.draft_vocab_size} int64 offsets: the drafter is damaged")
     ids = from_offsets(d2t)
+    if not agree(ids, t2d) and agree(d2t, t2d):
+        raise UserError(f"{folder}: d2t holds token ids where offsets belong (id - index): the drafter is damaged")
     if ids.min() < 0 or ids.max() >= c.vocab_size:
         raise UserError(f"{folder}: d2t points outside the target's vocabulary: the drafter is damaged")
-    # As many True as draft tokens: no two of them are the same target token.
-    if not torch.equal(t2d, offered(ids, c.vocab_size)) or int(t2d.sum()) != len(ids):
+    if len(t2d) != c.vocab_size or not agree(ids, t2d):
         raise UserError(f"{folder}: t2d and d2t disagree: the drafter is damaged")
     return ids
+
+
+def agree(ids: Tensor, t2d: Tensor) -> bool:
+    """Whether ``ids`` are the places where ``t2d`` is True, ascending."""
+    return t2d.dtype == torch.bool and torch.equal(ids, t2d.nonzero().flatten())
+
+
+def take_embedding(tensors: dict[str, Tensor], c: DrafterConfig, folder: Path) -> Tensor:
+    """Remove the drafter's own embedding [vocab_size, hidden_size] from ``tensors``."""
+    table = tensors.pop(EMBEDDING, None)
+    if table is None or table.shape != (c.vocab_size, c.hidden_size):
+        raise UserError(f"{folder}: {EMBEDDING} must be {(c.vocab_size, c.hidden_size)}: the drafter is damaged")
+    check_numbers(table, EMBEDDING, folder)
+    return table
 
 
 def assign(drafter: Drafter, tensors: dict[str, Tensor], folder: Path) -> None:
@@ -116,4 +178,13 @@ def assign(drafter: Drafter, tensors: dict[str, Tensor], folder: Path) -> None:
         for name, parameter in parameters.items():
             if parameter.shape != tensors[name].shape:
                 raise UserError(f"{folder}: {name} is {tuple(tensors[name].shape)}, expected {tuple(parameter.shape)}")
+            check_numbers(tensors[name], name, folder)
             parameter.copy_(tensors[name])
+
+
+def check_numbers(tensor: Tensor, name: str, folder: Path) -> None:
+    """Raises UserError for quantised weights, and for one that is not finite: it makes every sum so."""
+    if tensor.dtype not in STORED:
+        raise UserError(f"{folder}: {name} is {tensor.dtype}: it must be bfloat16, float16, float32 or float64")
+    if not tensor.sum(dtype=torch.float32).isfinite():
+        raise UserError(f"{folder}: {name} holds a value that is not finite: the drafter is damaged")

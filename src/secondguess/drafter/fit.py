@@ -28,6 +28,7 @@ def drafter_config(
         rms_norm_eps=c.rms_norm_eps,
         num_layers=num_layers,
         second_look=second_look,
+        max_position_embeddings=c.max_position_embeddings,
     )
 
 

@@ -2,9 +2,10 @@
 
 The block M is given without its attention, because training attends to a chain's own diagonal and serving to a tree,
 while everything else is the same code. EAGLE-3.1's M is one layer; a second one is the paper's control that spends the
-compute of second looks on depth.
+compute of second looks on depth. A feature is what ``block`` returns: it is fed back as it is, and the head reads it
+through ``logits``. Where norms stand differs among EAGLE-3 drafters (``DrafterConfig``).
 
-``...`` any leading shape, L = 3 tapped layers, A query heads, G key/value heads, D head size, H hidden size,
+``...`` any leading shape, L tapped layers (3), A query heads, G key/value heads, D head size, H hidden size,
 V draft vocabulary. Tensor names are those of the flat EAGLE-3 checkpoint format.
 """
 
@@ -17,8 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from secondguess.config import DrafterConfig
-
-NUM_TAPS = 3
+from secondguess.drafter.rope import rope_rates
+from secondguess.target.fingerprint import embedding_fingerprint
 
 Rotation = tuple[Tensor, Tensor]  # cos and sin, [..., 1, D / 2] each
 # Number of a layer, q, k, v of its rows -> what they attend to, [..., A, D].
@@ -66,6 +67,10 @@ class DecoderLayer(nn.Module):
         """What the attention reads of the embedding e and the residual stream y, [..., H] each."""
         return self.input_layernorm(y)
 
+    def residual(self, y: Tensor) -> Tensor:
+        """What the layer adds to."""
+        return y
+
     def project(self, e: Tensor, y: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor, Tensor]:
         """Rotated q [..., A, D], rotated k and v [..., G, D]."""
         attention, x = self.self_attn, self.read(e, y)
@@ -81,18 +86,27 @@ class DecoderLayer(nn.Module):
 
 
 class Midlayer(DecoderLayer):
-    """EAGLE-3's layer: it attends by embedding and feature side by side; the raw feature is the residual stream."""
+    """EAGLE-3's layer: it attends by embedding and feature side by side, and adds to the feature (EAGLE-3.1: as it is)."""
 
     def __init__(self, c: DrafterConfig) -> None:
         super().__init__(c, 2 * c.hidden_size)
         self.hidden_norm = RMSNorm(c.hidden_size, eps=c.rms_norm_eps)
+        self.norm_before_residual = c.norm_before_residual
 
     def read(self, e: Tensor, y: Tensor) -> Tensor:
         return torch.cat([self.input_layernorm(e), self.hidden_norm(y)], dim=-1)
 
+    def residual(self, y: Tensor) -> Tensor:
+        return self.hidden_norm(y) if self.norm_before_residual else y
+
 
 class Drafter(nn.Module):
-    """Parameters and row-wise pieces of the drafter. The embedding is the target's own, frozen and never saved."""
+    """Parameters and row-wise pieces of the drafter.
+
+    The embedding is frozen, and unless ``own_embedding`` it is the target's and never saved. ``target_embedding`` is
+    the fingerprint of the target's. ``tap_index`` says which of the states that ``fuse`` is given are this drafter's:
+    all three where only EAGLE-3's are tapped, else whoever knows the target sets it (``HFTarget.tap``).
+    """
 
     embedding: Tensor  # [target vocabulary, H]
     target_ids: Tensor  # int64 [V]: target token id of each draft token, ascending
@@ -100,10 +114,12 @@ class Drafter(nn.Module):
     def __init__(self, config: DrafterConfig, embedding: Tensor, target_ids: Tensor) -> None:
         super().__init__()
         self.config = config
-        self.fc_norm = nn.ModuleList(
-            RMSNorm(config.target_hidden_size, eps=config.rms_norm_eps) for _ in range(NUM_TAPS)
-        )
-        self.fc = nn.Linear(NUM_TAPS * config.target_hidden_size, config.hidden_size, bias=False)
+        width, eps = config.target_hidden_size, config.rms_norm_eps
+        if config.fc_norm:
+            self.fc_norm = nn.ModuleList(RMSNorm(width, eps=eps) for _ in range(config.num_taps))
+        if config.norm_before_fc:
+            self.input_norm = RMSNorm(config.num_taps * width, eps=eps)
+        self.fc = nn.Linear(config.num_taps * width, config.hidden_size, bias=False)
         self.midlayer = Midlayer(config)
         more = [DecoderLayer(config, config.hidden_size) for _ in range(1, config.num_layers)]
         self.layers = nn.ModuleDict({str(i): layer for i, layer in enumerate(more, 1)})
@@ -115,6 +131,8 @@ class Drafter(nn.Module):
         self.register_buffer("embedding", embedding, persistent=False)
         self.register_buffer("target_ids", target_ids, persistent=False)
         self.rope_rates = rope_rates(config).to(embedding.device)
+        self.target_embedding = embedding_fingerprint(embedding)
+        self.tap_index: tuple[int, ...] = (0, 1, 2) if config.tap_layers is None else ()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Drafter:
         """``.to(dtype)`` must spare the rates: bfloat16 cannot tell position 257 from 256."""
@@ -124,7 +142,11 @@ class Drafter(nn.Module):
 
     def fuse(self, taps: Tensor) -> Tensor:
         """Feature of a position from the target's tapped states: [..., L, target hidden] -> [..., H]."""
-        return self.fc(torch.cat([norm(taps[..., i, :]) for i, norm in enumerate(self.fc_norm)], dim=-1))
+        mine = [taps[..., i, :] for i in self.tap_index]
+        if self.config.fc_norm:
+            mine = [norm(tap) for norm, tap in zip(self.fc_norm, mine, strict=True)]
+        x = torch.cat(mine, dim=-1)
+        return self.fc(self.input_norm(x) if self.config.norm_before_fc else x)
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Target token ids [...] -> [..., H]."""
@@ -136,28 +158,27 @@ class Drafter(nn.Module):
         return angles.cos(), angles.sin()
 
     def block(self, e: Tensor, g: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """M over rows of embedding e (or what stands for it) and feature g: post-norm features. [..., H] each.
+        """M over rows of embedding e (or what stands for it) and feature g: the next features. [..., H] each.
 
         ``positions`` [...] are the features' indices (the pair of feature p and token p + 1 sits at p).
         """
         rotation, y = self.rotation(positions), g
         for i, layer in enumerate(self.blocks):
-            y = layer.finish(y, attend(i, *layer.project(e, y, rotation)))
-        return self.norm(y)
+            y = layer.finish(layer.residual(y), attend(i, *layer.project(e, y, rotation)))
+        return self.feature(y)
 
-    def logits(self, z: Tensor) -> Tensor:
-        """Post-norm feature [..., H] -> draft logits [..., V]."""
-        return self.lm_head(z)
+    def feature(self, y: Tensor) -> Tensor:
+        """What is fed back, of the last layer's output. [..., H] each."""
+        return self.norm(y) if self.config.norm_output else y
+
+    def logits(self, f: Tensor) -> Tensor:
+        """Feature [..., H] -> draft logits [..., V]."""
+        return self.lm_head(f if self.config.norm_output else self.norm(f))
 
 
 def full_precision(x: Tensor) -> Tensor:
     """Soft-maxes are taken in float32 at least, whatever the products were computed in."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
-
-
-def rope_rates(c: DrafterConfig) -> Tensor:
-    """float64 [D / 2] radians per position."""
-    return c.rope_theta ** -(torch.arange(0, c.head_dim, 2, dtype=torch.float64) / c.head_dim)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

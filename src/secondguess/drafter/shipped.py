@@ -23,6 +23,17 @@ def shipped_for(embedding: Tensor) -> dict[str, Path]:
     return found
 
 
+def find_alone(drafter: str) -> Path:
+    """As ``find_drafter``, without a target: a folder, ``TARGET/NAME`` or a name that ships for one target only."""
+    if (folder := Path(drafter).expanduser()).is_dir():
+        return folder
+    shipped = {f"{path.parent.parent.name}/{path.parent.name}": path.parent for path in SHIPPED.glob("*/*/config.json")}
+    found = [path for name, path in shipped.items() if drafter in (name, path.name)]
+    if len(found) != 1:
+        raise UserError(f"no drafter {drafter!r}: no such folder; those that ship are {', '.join(sorted(shipped))}")
+    return found[0]
+
+
 def find_drafter(drafter: str | Path | None, default: str, embedding: Tensor) -> Path:
     """The folder of a drafter: as given, or shipped under the name given, or under ``default`` when none is given.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -25,7 +26,7 @@ class TargetSpec:
     dtype: torch.dtype
     device: torch.device
     eos_token_ids: frozenset[int]
-    tap_layers: tuple[int, int, int]
+    tap_layers: tuple[int, ...]  # EAGLE-3's three, then those that a drafter has asked for
 
 
 class Target(Protocol):
@@ -47,6 +48,10 @@ class Target(Protocol):
     @property
     def head_weight(self) -> Tensor:
         """[V, H]. Logits may be soft-capped after it (Gemma 3's ``final_logit_softcapping``)."""
+        ...
+
+    def tap(self, layers: Sequence[int]) -> tuple[int, ...]:
+        """Places of ``layers`` among ``spec.tap_layers``, where those that were not tapped yet are from now on."""
         ...
 
     def new_cache(self, num_slots: int, num_columns: int) -> SlotCache: ...

@@ -36,11 +36,28 @@ def checksums(bits: Tensor) -> tuple[Tensor, Tensor]:
     return values.sum(), (values * torch.arange(1, len(values) + 1, device=values.device)).sum()
 
 
+def weights_fingerprint(model: Any) -> str:
+    """Tells fine-tunes of one model apart: a sample of every weight in bfloat16, so the dtype does not matter.
+
+    (But for float16, see ``embedding_fingerprint``.) Take it before packing takes the weights apart.
+    """
+    digest = hashlib.sha256()
+    for name, parameter in model.named_parameters():
+        values = parameter.detach().flatten()
+        digest.update(name.encode())
+        digest.update(half_bytes(values[:: max(1, len(values) // SAMPLE)]))
+    return digest.hexdigest()[:16]
+
+
+def half_bytes(values: Tensor) -> bytes:
+    """In bfloat16."""
+    return values.to("cpu", torch.bfloat16).contiguous().view(torch.int16).numpy().tobytes()
+
+
 def embedding_fingerprint(embedding: Tensor) -> str:
     """Tells base models apart: the first 1,024 rows in bfloat16.
 
     The same for a model loaded in float64, float32 or bfloat16. Not in float16, whose rounding is another: small values
     lose bits that bfloat16 keeps.
     """
-    sample = embedding[:SAMPLE].to("cpu", torch.bfloat16).contiguous().view(torch.int16)
-    return hashlib.sha256(sample.numpy().tobytes()).hexdigest()[:16]
+    return hashlib.sha256(half_bytes(embedding.detach()[:SAMPLE])).hexdigest()[:16]

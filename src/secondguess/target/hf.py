@@ -5,8 +5,9 @@ R requests, N rows, H hidden size, V vocabulary, L tapped layers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -17,7 +18,8 @@ from secondguess.engine.slots import SlotCache
 from secondguess.errors import UserError
 from secondguess.target import attention
 from secondguess.target.base import TargetSpec, default_tap_layers
-from secondguess.target.fingerprint import model_fingerprint
+from secondguess.target.facts import TargetFacts, facts_of
+from secondguess.target.fingerprint import model_fingerprint, weights_fingerprint
 from secondguess.target.lean import LeanDecoder, fits
 from secondguess.target.linear import can_pack, pack_linears, packed
 from secondguess.types import Rows, TargetOut
@@ -59,14 +61,26 @@ class HFTarget:
         self.model = model.eval().requires_grad_(False)
         self.tokenizer: Any = tokenizer
         self.fingerprint = model_fingerprint(model)  # before packing takes the weights apart
+        self._weights = weights_fingerprint(model)
         self.spec = _spec(model)
         self.embedding: Tensor = model.get_input_embeddings().weight
         self.head_weight: Tensor = model.get_output_embeddings().weight
         self._softcap: float | None = getattr(model.config, "final_logit_softcapping", None)
-        self._decode: Callable[[attention.Step], Tensor] = (LeanDecoder if fits(model) else GenericDecoder)(
-            model, self.spec.tap_layers
-        )
+        self._decode = (LeanDecoder if fits(model) else GenericDecoder)(model)
+        self._decode.tap(self.spec.tap_layers)
         self._head = packed(model.get_output_embeddings())
+
+    @cached_property
+    def facts(self) -> TargetFacts:
+        """What a drafter's checkpoint keeps of this target."""
+        return facts_of(self.model.config, self.tokenizer, self._weights, str(self.spec.dtype).removeprefix("torch."))
+
+    def tap(self, layers: Sequence[int]) -> tuple[int, ...]:
+        """See ``Target.tap``. Places that were given out stay right: layers are only ever added, at the end."""
+        new = [layer for layer in layers if layer not in self.spec.tap_layers]
+        self._decode.tap(new)
+        self.spec = replace(self.spec, tap_layers=(*self.spec.tap_layers, *new))
+        return tuple(self.spec.tap_layers.index(layer) for layer in layers)
 
     def new_cache(self, num_slots: int, num_columns: int) -> SlotCache:
         """``num_columns``: the longest text plus the rows of one pass."""
@@ -94,12 +108,14 @@ class HFTarget:
 class GenericDecoder:
     """The model's own forward, unmodified but for our attention and packed linear layers; hooks catch the taps."""
 
-    def __init__(self, model: Any, tap_layers: Collection[int]) -> None:
+    def __init__(self, model: Any) -> None:
         self.model = model.base_model
         if can_pack(model):
             pack_linears(self.model)
         model.set_attn_implementation(attention.NAME)
-        for layer in tap_layers:
+
+    def tap(self, layers: Iterable[int]) -> None:
+        for layer in layers:
             self.model.layers[layer].register_forward_pre_hook(tap(layer), with_kwargs=True)
 
     def __call__(self, step: attention.Step) -> Tensor:

@@ -8,7 +8,7 @@ R requests, N rows, H hidden size, A query heads, G K/V heads, D head dimension,
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,8 +89,8 @@ class Layer:
 class LeanDecoder:
     """Takes a model's layers over; where their weights are packed here, they are dropped there."""
 
-    def __init__(self, model: Any, tap_layers: Collection[int]) -> None:
-        body, self.tap_layers = model.base_model, tap_layers
+    def __init__(self, model: Any) -> None:
+        body, self.tap_layers = model.base_model, frozenset[int]()
         self.embedding = body.embed_tokens
         self.rotary = body.rotary_emb
         self.norm = Norm.of(body.norm)
@@ -99,6 +99,9 @@ class LeanDecoder:
             self.layers.append(Layer.of(layer))
             if can_pack(layer):
                 body.layers[i] = nn.Identity()
+
+    def tap(self, layers: Iterable[int]) -> None:
+        self.tap_layers |= {*layers}
 
     def __call__(self, step: Step) -> Tensor:
         """The rows' states after the final norm; ``step`` keeps the inputs of the tapped layers."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,7 @@ class Trainer:
         self.plan = Plan(config, self.training, self.processes.count)
         self.judge = Judge(config, held_out, pick_replayed(responses, held_out, config.eval_responses))
         counts = count_tokens((responses[i].answer for i in self.training), target.spec.vocab_size)
-        self.drafter = start_drafter(target, config, counts)
+        self.drafter, self.made_for = start_drafter(target, config, counts), asdict(target.facts)
         self.coverage = coverage(counts, self.drafter.target_ids)
         self.folder = RunFolder(Path(config.out).expanduser(), config, inputs(config, target, responses, self.drafter))
         self.step, self.num_saved, self.seconds, self.window, self.log_bytes = 0, 0, 0.0, Window(), 0
@@ -174,15 +175,20 @@ class Trainer:
         """Write a checkpoint that serves."""
         if not self.processes.first:
             return
-        training = {
-            "settings": self.folder.settings | {"warm_start": self.config.warm_start},
-            "steps": self.step,
-            "seconds": round(self.seconds),
-            "num_responses": len(self.training),
-            "vocabulary_coverage": round(self.coverage, 4),
-            "record": {k: v for k, v in self.record.items() if k != "command"},
+        notes = {
+            "target": self.config.target,
+            "method": self.config.method,
+            "made_for": self.made_for,
+            "training": {
+                "settings": self.folder.settings | {"warm_start": self.config.warm_start},
+                "steps": self.step,
+                "seconds": round(self.seconds),
+                "num_responses": len(self.training),
+                "vocabulary_coverage": round(self.coverage, 4),
+                "record": {k: v for k, v in self.record.items() if k != "command"},
+            },
         }
-        save_drafter(drafter, folder, {"target": self.config.target, "method": self.config.method, "training": training})
+        save_drafter(drafter, folder, notes)
 
 
 def inputs(config: TrainConfig, target: HFTarget, responses: list[Response], drafter: Drafter) -> dict[str, Any]:

@@ -50,9 +50,9 @@ def begin(drafter: Drafter, batch: Batch) -> Drafts | None:
         rows = rows_X if layer is drafter.blocks[-1] else every_T
         q_TAD, k_TGD, v_TGD = layer.project(e_TH, y, rotation)
         shared.append((k_TGD, v_TGD))
-        y = layer.finish(y[rows], attend(q_TAD[rows], shared[-1], [], Seen(start_T, rows, rows, ())))
+        y = layer.finish(layer.residual(y[rows]), attend(q_TAD[rows], shared[-1], [], Seen(start_T, rows, rows, ())))
     seen = Seen(start_T, rows_X, rows_X, tuple(shared))
-    return Drafts(0, e_TH[rows_X], drafter.norm(y), position_T[rows_X], seen)
+    return Drafts(0, e_TH[rows_X], drafter.feature(y), position_T[rows_X], seen)
 
 
 def advance(drafter: Drafter, batch: Batch, drafts: Drafts, g_XH: Tensor) -> Drafts | None:

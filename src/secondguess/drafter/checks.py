@@ -1,0 +1,191 @@
+"""Does a drafter that loads fit its target, and its settings each other? One line per question.
+
+What cannot be right is an error of loading already (``checkpoint``, ``settings``). Here is what may be right, but is
+the usual cause of guesses that are not accepted, of which nothing else would be heard.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from safetensors import safe_open
+
+from secondguess.drafter.checkpoint import WEIGHTS
+from secondguess.drafter.model import Drafter
+from secondguess.drafter.rope import rope_parameters
+from secondguess.drafter.settings import read_settings
+from secondguess.target.base import default_tap_layers
+from secondguess.target.facts import TargetFacts, recorded
+from secondguess.target.fingerprint import SAMPLE
+from secondguess.target.hf import HFTarget
+
+Verdict = Literal["ok", "unknown", "warning", "error"]
+Answer = tuple[Verdict, str, str]  # what was found, and what to do about it
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A line of the doctor."""
+
+    name: str
+    verdict: Verdict
+    found: str
+    fix: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Patient:
+    """A drafter beside its target."""
+
+    drafter: Drafter
+    block: Mapping[str, Any]  # the checkpoint's ``secondguess`` block
+    stored: str  # dtype on disk
+    then: TargetFacts  # at training
+    now: TargetFacts
+    embedding: torch.Tensor  # the target's
+
+
+def examine(folder: Path, drafter: Drafter, target: HFTarget) -> list[Finding]:
+    """All questions about a drafter that was loaded from ``folder`` for ``target``."""
+    _, block = read_settings(folder)
+    patient = Patient(drafter, block, stored_dtype(folder), recorded(block), target.facts, target.embedding)
+    return [Finding(name, *check(patient)) for name, check in CHECKS.items()]
+
+
+def warn(folder: Path, findings: list[Finding]) -> None:
+    """One line on stderr (or wherever the program logs to) with all warnings, if there are any."""
+    warnings = [f"{f.name}: {f.found}" for f in findings if f.verdict == "warning"]
+    if warnings:
+        told = "; ".join(warnings)
+        logging.getLogger(__name__).warning("drafter %s may not fit, see 'secondguess doctor': %s", folder, told)
+
+
+def stored_dtype(folder: Path) -> str:
+    with safe_open(folder / WEIGHTS, "pt") as file:
+        return str(file.get_tensor("norm.weight").dtype).removeprefix("torch.")
+
+
+def sizes(p: Patient) -> Answer:
+    c = p.drafter.config
+    heads = f"{c.num_attention_heads} heads of {c.head_dim}"
+    return "ok", f"{c.hidden_size} in the drafter, {c.target_hidden_size} in the target; {heads}", ""
+
+
+def taps(p: Patient) -> Answer:
+    c = p.drafter.config
+    layers = ", ".join(map(str, c.tap_layers or default_tap_layers(c.target_num_layers)))
+    kind = "EAGLE-3's" if c.tap_layers is None else "its own"
+    return "ok", f"inputs of layers {layers} of {c.target_num_layers} ({kind})", ""
+
+
+def vocabulary(p: Patient) -> Answer:
+    c, ids = p.drafter.config, p.drafter.target_ids
+    if c.draft_vocab_size < c.vocab_size and int(ids[-1]) == len(ids) - 1:
+        lost = f"its {len(ids)} tokens are the first of the target's: the map of another tool's drafter was lost"
+        return "warning", lost, "give it the d2t that it was trained with"
+    coverage = p.block.get("training", {}).get("vocabulary_coverage")
+    covers = "" if coverage is None else f": {coverage:.1%} of its training answers"
+    return "ok", f"{len(ids)} of the target's {c.vocab_size} tokens{covers}", ""
+
+
+def tokenizer(p: Patient) -> Answer:
+    fix = "load the target with the tokenizer that made the training data"
+    return same(p.then.tokenizer, p.now.tokenizer, "tokenizer", fix)
+
+
+def norms(p: Patient) -> Answer:
+    c = p.drafter.config
+    on = [name for name in ("fc_norm", "norm_before_fc", "norm_before_residual", "norm_output") if getattr(c, name)]
+    if c.fc_norm and not c.norm_output:
+        lost = "fc_norm without norm_output is neither EAGLE-3 nor EAGLE-3.1: tools are known to lose norm_output"
+        return "warning", lost, "import it with --set norm_output=true, too, and let the probe decide"
+    return "ok", ", ".join(on) or "none but the block's own (EAGLE-3)", ""
+
+
+def rope(p: Patient) -> Answer:
+    c, now = p.drafter.config, p.now.rope or {}
+    ours, fix = rope_parameters(c), "right only if it was trained so; else import it with --set rope_theta=..."
+    if ours["rope_theta"] != now.get("rope_theta"):
+        return "warning", f"base {ours['rope_theta']:g}, the target's is {now.get('rope_theta')}", fix
+    if p.then.rope is not None and p.then.rope != now:
+        was = f"the target has {now}, at training it had {p.then.rope}"
+        return "warning", was, "load the target with the RoPE that it had at training"
+    if p.then.rope is None and ours["rope_type"] != now.get("rope_type", "default"):
+        differs = f"{ours['rope_type']}, the target's is {now.get('rope_type')}: a lost rope_scaling?"
+        return "warning", differs, "right only if it was trained so; it shows in long texts"
+    return "ok", f"{ours['rope_type']}, base {ours['rope_theta']:g}", ""
+
+
+def positions(p: Patient) -> Answer:
+    limit, context = p.drafter.config.max_position_embeddings, p.now.max_positions or 0
+    if limit is None:
+        return "unknown", f"it does not say how far it goes; the target takes {context}", ""
+    if limit < context:
+        fix = "expect few accepted guesses past that: keep texts shorter, or train it on longer ones"
+        return "warning", f"made for {limit}, the target takes {context}", fix
+    return "ok", f"{limit}, the target takes {context}", ""
+
+
+def embeddings(p: Patient) -> Answer:
+    head = "its own head; the target's is " + ("tied" if p.now.tied_embeddings else "not tied")
+    if not p.drafter.config.own_embedding:
+        return "ok", f"the target's token embedding, {head}", ""
+    mine, theirs = p.drafter.embedding[:SAMPLE].float(), p.embedding[:SAMPLE].float()
+    if mine.shape == theirs.shape and (likeness := F.cosine_similarity(mine, theirs).mean().item()) < 0.5:
+        random = f"its own token embedding is nothing like the target's (cosine {likeness:.2f}): saved by mistake?"
+        return "warning", random, "drop it: import it with --set own_embedding=false"
+    return "ok", f"a token embedding of its own, {head}", ""
+
+
+def dtype(p: Patient) -> Answer:
+    then = "" if p.then.dtype is None else f"; trained beside the target in {p.then.dtype}"
+    return "ok", f"stored in {p.stored}, runs in {p.now.dtype} as the target{then}", ""
+
+
+def chat_template(p: Patient) -> Answer:
+    fix = "use the template that made the training data, or train on answers under this one"
+    return same(p.then.chat_template, p.now.chat_template, "chat template", fix)
+
+
+def thinking(p: Patient) -> Answer:
+    fix = "train on answers of the mode that is served"
+    return same(p.then.thinking, p.now.thinking, "thinking mode", fix, show=True)
+
+
+def provenance(p: Patient) -> Answer:
+    fix = "expect fewer accepted guesses beside a fine-tune of its target: train it on answers of this one"
+    method, count = p.block.get("method"), p.block.get("training", {}).get("num_responses")
+    made = (f"as {method}" if method else "by another trainer") + (f" on {count} answers" if count else "")
+    verdict, found, fix = same(p.then.weights, p.now.weights, "target weights", fix)
+    return verdict, f"trained {made}; {found}", fix
+
+
+def same(then: str | None, now: str | None, what: str, fix: str, show: bool = False) -> Answer:
+    """Whether something of the target is as it was at training; ``show`` tells what it is."""
+    if then is None or now is None:
+        return "unknown", f"the {'checkpoint' if then is None else 'target'} does not say which {what}", ""
+    if then != now:
+        return "warning", f"another {what} than at training" + (f": {now}, it was {then}" if show else ""), fix
+    return "ok", f"the {what} of training" + (f": {now}" if show else ""), ""
+
+
+CHECKS: dict[str, Callable[[Patient], Answer]] = {
+    "hidden sizes": sizes,
+    "tapped layers": taps,
+    "vocabulary": vocabulary,
+    "tokenizer": tokenizer,
+    "norms": norms,
+    "rope": rope,
+    "positions": positions,
+    "embeddings": embeddings,
+    "dtype": dtype,
+    "chat template": chat_template,
+    "thinking": thinking,
+    "provenance": provenance,
+}
