@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import secrets
 from collections import deque
+from dataclasses import dataclass
 from heapq import heappop, heappush
 from time import perf_counter
 
 import torch
 
 from secondguess.engine.cycle import Batch, Engine, run_cycle
+from secondguess.engine.logprobs import score
 from secondguess.engine.sampler_state import check_ids, end_ids, join, keep, record, start
 from secondguess.engine.sampling import choose
 from secondguess.engine.sequence import Sequence, TextStream
@@ -17,6 +19,15 @@ from secondguess.engine.speculate import Accepted
 from secondguess.errors import UserError
 from secondguess.target.base import causal_rows
 from secondguess.types import Request
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How busy a scheduler is."""
+
+    num_running: int
+    num_waiting: int
+    cache_used: float  # share of the K/V cache's columns that hold tokens
 
 
 class Scheduler:
@@ -31,6 +42,14 @@ class Scheduler:
     @property
     def busy(self) -> bool:
         return bool(self.waiting or self.batch)
+
+    @property
+    def load(self) -> Load:
+        """May be asked for by any thread: a batch's list of requests never changes, there is a new batch instead."""
+        running = self.batch.sequences if self.batch else []
+        cache = self.engine.cache
+        used = sum(s.num_cached for s in running) / (cache.num_slots * cache.num_columns)
+        return Load(len(running), len(self.waiting), used)
 
     def prepare(self, request: Request) -> Sequence:
         """The request as it will run; queues nothing. Raises UserError if it names a token outside the vocabulary, or
@@ -58,6 +77,7 @@ class Scheduler:
 
     def submit(self, sequence: Sequence) -> None:
         """Queue a prepared request."""
+        sequence.submitted = perf_counter()
         self.waiting.append(sequence)
 
     def step(self) -> None:
@@ -80,6 +100,7 @@ class Scheduler:
 
     def _admit(self, s: Sequence) -> None:
         s.slot = heappop(self.free)
+        s.timing.queue = perf_counter() - s.submitted
         try:
             alone = prefill(self.engine, s)
         except BaseException:
@@ -134,11 +155,16 @@ def prefill(engine: Engine, s: Sequence) -> Batch:
     spec = engine.target.spec
     sampler = start([s.request], [s.seed], vocab_size=spec.vocab_size, eos_ids=tuple(spec.eos_token_ids), device=device)
     position_1 = torch.tensor([len(prompt_P)], device=device)
-    first_1 = choose(out.logits_RNV[:, -1], sampler, position_1)
+    logits_1V, params = out.logits_RNV[:, -1], s.request.params
+    first_1 = choose(logits_1V, sampler, position_1)
     if engine.watch:
-        engine.watch(out.logits_RNV[:, -1], sampler, position_1, position_1 > 0)
+        engine.watch(logits_1V, sampler, position_1, position_1 > 0)
     record(sampler, first_1, position_1 > 0)
-    engine.speculator.accept([Accepted(s.slot, torch.cat([prompt_P[1:], first_1]), out.taps_RNLH[0])])
-    s.emit(int(first_1), "prefill")
+    tokens_P = torch.cat([prompt_P[1:], first_1])
+    engine.speculator.accept([Accepted(s.slot, tokens_P, out.taps_RNLH[0], s.request.speculation)])
+    scored = None if params.logprobs is None else score(logits_1V, first_1, params.logprobs)[0]
+    s.emit(int(first_1), "prefill", scored)
+    engine.totals.num_prompt_tokens += len(prompt_P)
+    engine.totals.num_tokens += 1
     s.timing.prefill = perf_counter() - started
     return Batch([s], sampler)
