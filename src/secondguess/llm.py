@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Generator
 from collections.abc import Sequence as Seq
 from contextlib import aclosing, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 from secondguess.config import TreeConfig
@@ -57,11 +58,12 @@ class LLM:
             raise UserError(f"max_batch_size must be at least 1, got {max_batch_size}")
         self.target = target if isinstance(target, HFTarget) else run(load_target, str(target), dtype, device)
         self.method = parse_method(method, tree or TreeConfig())
-        offered = [self.method, *(parse_method(other, tree or TreeConfig()) for other in others)]
-        self.methods = {m.name: m for m in reversed(offered)}
+        same_budget = replace(tree or TreeConfig(), budget=self.method.tree.budget)
+        offered = [self.method, *(parse_method(other, same_budget) for other in others)]
+        self.methods = {m.name: m for m in reversed(offered)}  # of two with one name the method comes first
         if drafter is not None and not any(m.has_drafter for m in offered):
             raise UserError(f"method {method} uses no drafter: leave drafter out, or take {' or '.join(WITH_DRAFTER)}")
-        self.max_model_len = self._context(max_model_len)
+        self.max_model_len, self.max_batch_size = self._context(max_model_len), max_batch_size
         self.engine = run(self._make_engine, drafter, max_batch_size)
         self._scheduler = Scheduler(self.engine, self.max_model_len, self.target.tokenizer)
         self._pump = Pump(self._scheduler.step, self._news)
@@ -121,9 +123,26 @@ class LLM:
         text = prompt if isinstance(prompt, str) else None
         return Request(self.encode(prompt), params or SamplingParams(), text=text)
 
+    def check(self, wish: Speculation) -> None:
+        """Raises UserError when a request cannot be drafted for as it wants."""
+        if wish == Speculation():
+            return
+        name, names = wish.method or self.method.name, ", ".join(self.methods)
+        require(len(self.methods) > 1, "this LLM offers one method: make it with `others` to let requests choose")
+        require(name in self.methods, f"no method {name!r} here{did_you_mean(name, self.methods)}; there are {names}")
+        if wish.budget is not None:
+            method = self.methods[name]
+            require("budget" in method.uses, f"budget is of no use to {name}")
+            fits = 1 <= wish.budget <= method.tree.budget
+            require(fits, f"budget must be in [1, {method.tree.budget}], got {wish.budget}")
+
     def encode(self, prompt: Prompt) -> tuple[int, ...]:
         """The token ids that a prompt is decoded from."""
         return encode(self.target.tokenizer, prompt)
+
+    def decode(self, ids: Seq[int]) -> str:
+        """The text of token ids, special tokens included; nothing without a tokenizer."""
+        return str(self.target.tokenizer.decode(list(ids))) if self.target.tokenizer else ""
 
     @property
     def last_trace(self) -> CycleTrace | None:
@@ -157,21 +176,8 @@ class LLM:
             self.engine.watch = None
 
     def _prepare(self, request: Request) -> Sequence:
-        self._check(request.speculation)
+        self.check(request.speculation)
         return self._scheduler.prepare(request)
-
-    def _check(self, wish: Speculation) -> None:
-        """Raises UserError when a request cannot be drafted for as it wants."""
-        if wish == Speculation():
-            return
-        name, names = wish.method or self.method.name, ", ".join(self.methods)
-        require(len(self.methods) > 1, "this LLM offers one method: make it with `others` to let requests choose")
-        require(name in self.methods, f"no method {name!r} here{did_you_mean(name, self.methods)}; there are {names}")
-        if wish.budget is not None:
-            method = self.methods[name]
-            require("budget" in method.uses, f"budget is of no use to {name}")
-            fits = 1 <= wish.budget <= method.tree.budget
-            require(fits, f"budget must be in [1, {method.tree.budget}], got {wish.budget}")
 
     async def _read(self, sequence: Sequence) -> AsyncGenerator[Delta]:
         loop, inbox = asyncio.get_running_loop(), asyncio.Queue[Delta | Exception]()
@@ -236,11 +242,9 @@ class LLM:
 
     def _output(self, s: Sequence) -> Output:
         assert s.finish_reason is not None
-        tokenizer, prompt, t = self.target.tokenizer, s.request.text, s.timing
-        if prompt is None:
-            prompt = str(tokenizer.decode(s.request.prompt_ids)) if tokenizer else ""
+        text, t = s.request.text, s.timing
         return Output(
-            prompt=prompt,
+            prompt=self.decode(s.request.prompt_ids) if text is None else text,
             prompt_ids=s.request.prompt_ids,
             text=s.stream.text,
             token_ids=tuple(s.emitted),

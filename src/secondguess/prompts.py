@@ -61,12 +61,15 @@ def _render(tokenizer: PreTrainedTokenizerBase | None, chat: Chat) -> tuple[int,
             raise UserError(f"{name!r} is no variable that a chat template can be given: leave it out")
     messages, tools = [checked_message(message) for message in chat.messages], list(chat.tools) or None
     try:
-        text = tokenizer.apply_chat_template(
-            messages, tools=tools, tokenize=False, add_generation_prompt=True, **chat.variables
+        text = str(
+            tokenizer.apply_chat_template(
+                messages, tools=tools, tokenize=False, add_generation_prompt=True, **chat.variables
+            )
         )
     except Exception as error:  # a template is foreign code, and this is how it refuses a conversation
         raise UserError(f"the model's chat template does not take this conversation: {error}") from error
-    return tuple(tokenizer.encode(str(text), add_special_tokens=False))
+    check_text(text)
+    return tuple(tokenizer.encode(text, add_special_tokens=False))
 
 
 def checked_message(message: Message) -> dict[str, Any]:
