@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Generator
 from collections.abc import Sequence as Seq
 from contextlib import aclosing, contextmanager, suppress
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 
 from secondguess.config import TreeConfig
@@ -18,6 +19,7 @@ from secondguess.engine.scheduler import Load, Scheduler
 from secondguess.engine.sequence import Sequence
 from secondguess.engine.thread import run, submit
 from secondguess.errors import UserError, did_you_mean, require
+from secondguess.grammar import Grammars
 from secondguess.methods import WITH_DRAFTER, make_speculator, parse_method
 from secondguess.prompts import Prompt, as_list, encode
 from secondguess.target.hf import HFTarget
@@ -143,6 +145,11 @@ class LLM:
     def decode(self, ids: Seq[int]) -> str:
         """The text of token ids, special tokens included; nothing without a tokenizer."""
         return str(self.target.tokenizer.decode(list(ids))) if self.target.tokenizer else ""
+
+    @cached_property
+    def grammars(self) -> Grammars:
+        """Compiles grammars for ``Request.grammar``. Raises UserError if xgrammar is not installed."""
+        return Grammars(self.target)
 
     @property
     def last_trace(self) -> CycleTrace | None:

@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Literal
 from secondguess.config import option
 from secondguess.errors import require
 
-if TYPE_CHECKING:
-    from torch import Tensor  # not at run time: the command line reads SamplingParams before torch is needed
+if TYPE_CHECKING:  # not at run time: the command line reads SamplingParams before torch is needed
+    from torch import Tensor
+
+    from secondguess.engine.grammar import Grammar
 
 FinishReason = Literal["stop", "length", "abort"]
 MAX_LOGPROBS = 20  # vLLM's limit too
@@ -149,6 +151,7 @@ class Request:
     choice: int = 0
     text: str | None = None  # the prompt as it was given, if as text
     speculation: Speculation = Speculation()
+    grammar: Grammar | None = None  # what the answer has to follow
 
 
 @dataclass(frozen=True, slots=True)

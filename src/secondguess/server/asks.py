@@ -13,6 +13,7 @@ from secondguess.llm import LLM
 from secondguess.prompts import Chat, Prompt
 from secondguess.server.errors import ApiError, refusal
 from secondguess.server.protocol import ChatBody, CompletionBody, Message, Sampled, SpeculationChoice, TokenizeBody
+from secondguess.server.structure import chat_grammar, grammar
 from secondguess.types import Request, SamplingParams, Speculation
 
 SAME_NAME = (
@@ -38,7 +39,8 @@ def completion_requests(llm: LLM, body: CompletionBody) -> list[Request]:
     for prompt in prompts:
         ids = encoded(llm, prompt, "prompt")
         params = sampling(llm, body, ids, body.max_tokens or COMPLETION_TOKENS, body.logprobs)
-        requests += choices(llm, body, Request(ids, params, text=prompt if isinstance(prompt, str) else None))
+        text = prompt if isinstance(prompt, str) else None
+        requests += choices(llm, body, Request(ids, params, text=text, grammar=grammar(llm, body)))
     return requests
 
 
@@ -52,7 +54,7 @@ def chat_requests(llm: LLM, body: ChatBody) -> list[Request]:
     ids = encoded(llm, conversation(body.messages, tools, body.chat_template_kwargs), "messages")
     given = body.max_completion_tokens or body.max_tokens
     params = sampling(llm, body, ids, given, (body.top_logprobs or 0) if body.logprobs else None)
-    return choices(llm, body, Request(ids, params))
+    return choices(llm, body, Request(ids, params, grammar=chat_grammar(llm, body)))
 
 
 def tokenized(llm: LLM, body: TokenizeBody) -> tuple[int, ...]:

@@ -28,9 +28,10 @@ class Body(BaseModel):
     @classmethod
     def refuse_unknown(cls, data: Any) -> Any:
         if isinstance(data, Mapping):
+            known = [field.alias or name for name, field in cls.model_fields.items()]
             for name in data:
-                if name not in cls.model_fields:
-                    near = did_you_mean(str(name), cls.model_fields)
+                if name not in known:
+                    near = did_you_mean(str(name), known)
                     where = {"name": str(name), "near": near}
                     raise PydanticCustomError("unknown_field", "unknown or unsupported field {name}{near}", where)
         return data
@@ -44,6 +45,13 @@ class StreamOptions(Body):
 class SpeculationChoice(Body):
     method: str | None = Field(None, description="one of the methods that /server_info lists")
     budget: Annotated[int, Field(ge=1, lt=2**31)] | None = Field(None, description="draft tokens per cycle, at most")
+
+
+class StructuredOutputs(Body):
+    """vLLM's field: what the answer has to be."""
+
+    regex: str | None = None
+    json_schema: dict[str, Any] | None = Field(None, alias="json")
 
 
 class Sampled(Body):
@@ -68,6 +76,7 @@ class Sampled(Body):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = Field(None, description="who asks; changes nothing")
+    structured_outputs: StructuredOutputs | None = None
     speculation: bool | SpeculationChoice | None = Field(None, description="false decodes without; same text")
 
     @property
@@ -100,8 +109,16 @@ class Message(Body):
     function_call: None = None
 
 
+class JSONSchema(Body):
+    name: str
+    description: str | None = None
+    json_schema: dict[str, Any] = Field(alias="schema")
+    strict: bool | None = Field(None, description="the schema is always kept to")
+
+
 class ResponseFormat(Body):
-    type: Literal["text"]
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JSONSchema | None = None
 
 
 class ChatBody(Sampled):
