@@ -272,4 +272,5 @@ class LLM:
             ),
             drafting=s.drafting,
             logprobs=tuple(s.logprobs),
+            prompt_logprobs=tuple(s.prompt_logprobs),
         )

@@ -47,6 +47,7 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = option((), "end the text at any of these tokens")
     ignore_eos: bool = option(False, "go on after the model's end token")
     logprobs: int | None = option(None, "report each token's log-probability, and those of so many best tokens")
+    prompt_logprobs: int | None = option(None, "the same for the prompt's tokens but the first")
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str | list):
@@ -65,8 +66,9 @@ class SamplingParams:
         require(self.max_tokens >= 1, f"max_tokens must be at least 1, got {self.max_tokens}")
         require(0 <= self.min_tokens <= self.max_tokens, "min_tokens must be between 0 and max_tokens")
         require(all(self.stop), "stop strings must not be empty")
-        n = self.logprobs
-        require(n is None or 0 <= n <= MAX_LOGPROBS, f"logprobs must be in [0, {MAX_LOGPROBS}], got {n}")
+        for name in ("logprobs", "prompt_logprobs"):
+            n = getattr(self, name)
+            require(n is None or 0 <= n <= MAX_LOGPROBS, f"{name} must be in [0, {MAX_LOGPROBS}], got {n}")
 
     def _check_types(self) -> None:
         """What Python would take and only a later step would choke on, or take for something else."""
@@ -275,3 +277,4 @@ class Output:
     stats: Stats
     drafting: Drafting = field(default_factory=Drafting)
     logprobs: tuple[TokenLogprobs, ...] = ()  # of each token, if they were asked for
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # of each token of the prompt but the first, likewise

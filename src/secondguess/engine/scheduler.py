@@ -8,16 +8,11 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from time import perf_counter
 
-import torch
-
 from secondguess.engine.cycle import Batch, Engine, run_cycle
-from secondguess.engine.logprobs import score
-from secondguess.engine.sampler_state import check_ids, end_ids, join, keep, record, start
-from secondguess.engine.sampling import choose
+from secondguess.engine.prefill import prefill
+from secondguess.engine.sampler_state import check_ids, end_ids, join, keep
 from secondguess.engine.sequence import Sequence, TextStream
-from secondguess.engine.speculate import Accepted
 from secondguess.errors import UserError
-from secondguess.target.base import causal_rows
 from secondguess.types import Request
 
 
@@ -142,29 +137,3 @@ def joined(batch: Batch, newcomer: Batch) -> Batch:
     sequences = [*batch.sequences, *newcomer.sequences]
     order = sorted(range(len(sequences)), key=lambda i: sequences[i].slot)
     return Batch([sequences[i] for i in order], keep(join([batch.sampler, newcomer.sampler]), order))
-
-
-def prefill(engine: Engine, s: Sequence) -> Batch:
-    """Run the prompt, emit the first token, and give the speculator the prompt's states."""
-    started = perf_counter()
-    engine.last = None
-    device = engine.target.spec.device
-    prompt_P = torch.tensor(s.token_ids, device=device)
-    rows = causal_rows(torch.tensor([s.slot], device=device), prompt_P[None])
-    out = engine.target.forward(rows, engine.cache, last_only=True)
-    spec = engine.target.spec
-    sampler = start([s.request], [s.seed], vocab_size=spec.vocab_size, eos_ids=tuple(spec.eos_token_ids), device=device)
-    position_1 = torch.tensor([len(prompt_P)], device=device)
-    logits_1V, params = out.logits_RNV[:, -1], s.request.params
-    first_1 = choose(logits_1V, sampler, position_1)
-    if engine.watch:
-        engine.watch(logits_1V, sampler, position_1, position_1 > 0)
-    record(sampler, first_1, position_1 > 0)
-    tokens_P = torch.cat([prompt_P[1:], first_1])
-    engine.speculator.accept([Accepted(s.slot, tokens_P, out.taps_RNLH[0], s.request.speculation)])
-    scored = None if params.logprobs is None else score(logits_1V, first_1, params.logprobs)[0]
-    s.emit(int(first_1), "prefill", scored)
-    engine.totals.num_prompt_tokens += len(prompt_P)
-    engine.totals.num_tokens += 1
-    s.timing.prefill = perf_counter() - started
-    return Batch([s], sampler)

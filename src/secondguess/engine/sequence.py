@@ -77,6 +77,7 @@ class Sequence:
     origins: list[Origin] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     logprobs: list[TokenLogprobs] = field(default_factory=list)  # of each token, if they were asked for
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)  # of each token but the first, likewise
     timing: Timing = field(default_factory=Timing)
     drafting: Drafting = field(default_factory=Drafting)
     submitted: float = 0.0  # when it was queued

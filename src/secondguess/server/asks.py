@@ -32,13 +32,14 @@ COMPLETION_TOKENS = 16  # the OpenAI API's default where there is no chat
 
 def completion_requests(llm: LLM, body: CompletionBody) -> list[Request]:
     """``n`` requests for each prompt, in the order of the answer's choices. Raises ApiError."""
-    if body.echo and body.logprobs is not None:
-        raise ApiError(400, "logprobs of an echoed prompt are not supported: leave out echo or logprobs", "logprobs")
-    prompts = as_prompts(body.prompt)
+    of_prompt = body.logprobs if body.echo else None
+    if of_prompt is not None and body.stream:
+        raise ApiError(400, "logprobs of an echoed prompt do not stream: leave out stream, echo or logprobs", "logprobs")
     requests = []
-    for prompt in prompts:
+    for prompt in as_prompts(body.prompt):
         ids = encoded(llm, prompt, "prompt")
         params = sampling(llm, body, ids, body.max_tokens or COMPLETION_TOKENS, body.logprobs)
+        params = replace(params, prompt_logprobs=of_prompt)
         text = prompt if isinstance(prompt, str) else None
         requests += choices(llm, body, Request(ids, params, text=text, grammar=grammar(llm, body)))
     return requests

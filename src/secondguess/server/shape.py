@@ -103,7 +103,20 @@ class CompletionShape(Shape):
         self.offsets = [0] * len(requests)  # characters of the tokens so far
 
     def choice(self, i: int, output: Output) -> dict[str, Any]:
+        if self.echo[i] and output.logprobs:
+            return self.echoed(i, output)
         return self.piece(i, self.echo[i] + output.text, output.logprobs, output.finish_reason)
+
+    def echoed(self, i: int, output: Output) -> dict[str, Any]:
+        """With the log-probabilities of prompt and answer; a text's first token has none."""
+        first, text = output.prompt_ids[0], self.echo[i] + output.text
+        self.offsets[i] = len(self.token_text(first))
+        whole = self.piece(i, text, (*output.prompt_logprobs, *output.logprobs), output.finish_reason)
+        for name, value in (("tokens", self.token_text(first)), ("text_offset", 0)):
+            whole["logprobs"][name].insert(0, value)
+        for name in ("token_logprobs", "top_logprobs"):
+            whole["logprobs"][name].insert(0, None)
+        return whole
 
     def pieces(self, i: int, delta: Delta) -> Iterator[dict[str, Any]]:
         text, self.echo[i] = self.echo[i] + delta.text, ""
