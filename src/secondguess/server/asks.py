@@ -141,7 +141,8 @@ def biases(given: dict[str, float]) -> dict[int, float]:
 
 def choices(llm: LLM, body: Sampled, request: Request) -> list[Request]:
     """``n`` answers: one seed, and noise of their own."""
-    seed = secrets.randbits(63) if request.params.seed is None else request.params.seed
+    # 32 bits, because some clients read all numbers as floats, and want to send this one back.
+    seed = secrets.randbits(32) if request.params.seed is None else request.params.seed
     asked = replace(request, params=replace(request.params, seed=seed), speculation=speculation(llm, body))
     return [replace(asked, choice=choice) for choice in range(body.num_choices)]
 
