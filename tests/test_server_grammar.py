@@ -31,7 +31,7 @@ SCHEMA = {
     "additionalProperties": False,
 }
 # A random model likes white space as much as anything else, and JSON has room for a lot of it.
-NO_SPACE = {"logit_bias": {str(token): -100 for token in (*range(1, 33), 189, 190, 221)}}
+NO_SPACE = {"logit_bias": {str(token): -100 for token in (198, 199, 202, 221)}}  # tab, new line, return, space
 
 
 @pytest.fixture(scope="module")
