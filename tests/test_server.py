@@ -367,7 +367,7 @@ def test_what_is_wrong_is_named(app: FastAPI, changes: dict[str, Any], param: st
         ({"messages": [{"role": "user", "content": "x" * 300}]}, "messages", "301 tokens"),
         ({"top_logprobs": 3}, "top_logprobs", "needs logprobs"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "less than or equal to 20"),
-        ({"max_completion_tokens": 3}, "max_tokens", "not both"),
+        ({"max_completion_tokens": 3}, "max_tokens", "differ"),
         ({"tool_choice": "required"}, "tool_choice", "'none' or 'auto'"),
         ({"chat_template_kwargs": {"chat_template": "x"}}, "messages", "no variable"),
         ({"echo": True}, "echo", "unknown or unsupported"),

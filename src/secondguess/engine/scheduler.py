@@ -41,7 +41,8 @@ class Scheduler:
     @property
     def load(self) -> Load:
         """May be asked for by any thread: a batch's list of requests never changes, there is a new batch instead."""
-        running = self.batch.sequences if self.batch else []
+        batch = self.batch  # once: it may be another one a moment later
+        running = batch.sequences if batch else []
         cache = self.engine.cache
         used = sum(s.num_cached for s in running) / (cache.num_slots * cache.num_columns)
         return Load(len(running), len(self.waiting), used)

@@ -49,11 +49,11 @@ def chat_requests(llm: LLM, body: ChatBody) -> list[Request]:
     """``n`` requests. Raises ApiError."""
     if body.top_logprobs is not None and not body.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs: true", "top_logprobs")
-    if body.max_tokens and body.max_completion_tokens:
-        raise ApiError(400, "give max_completion_tokens or max_tokens, not both", "max_tokens")
+    given = body.max_completion_tokens or body.max_tokens
+    if body.max_tokens not in (None, given):
+        raise ApiError(400, "max_tokens and max_completion_tokens differ: give one of them", "max_tokens")
     tools = body.tools if body.tool_choice != "none" else None
     ids = encoded(llm, conversation(body.messages, tools, body.chat_template_kwargs), "messages")
-    given = body.max_completion_tokens or body.max_tokens
     params = sampling(llm, body, ids, given, (body.top_logprobs or 0) if body.logprobs else None)
     return choices(llm, body, Request(ids, params, grammar=chat_grammar(llm, body)))
 

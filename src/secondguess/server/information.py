@@ -12,6 +12,7 @@ from fastapi import APIRouter, Depends, Request
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import JSONResponse, Response
 
+from secondguess.methods import SHAPE, Method
 from secondguess.server.asks import tokenized
 from secondguess.server.errors import ApiError
 from secondguess.server.protocol import DetokenizeBody, TokenizeBody
@@ -74,7 +75,7 @@ async def server_info(service: Served) -> dict[str, Any]:
         "model": service.name,
         "fingerprint": llm.target.fingerprint,
         "method": llm.method.typed,
-        "methods": {name: asdict(method.tree) for name, method in llm.methods.items()},
+        "methods": {name: shape(method) for name, method in llm.methods.items()},
         "switched_off": llm.switched_off,
         "max_model_len": llm.max_model_len,
         "max_batch_size": llm.max_batch_size,
@@ -103,6 +104,11 @@ async def detokenize(body: DetokenizeBody, service: Served) -> dict[str, str]:
     if any(token >= size for token in body.tokens):
         raise ApiError(400, f"a token is outside the vocabulary of {size}", "tokens", "invalid_value")
     return {"prompt": service.llm.decode(body.tokens)}
+
+
+def shape(method: Method) -> dict[str, int]:
+    """Of the trees that it drafts."""
+    return {name: getattr(method.tree, name) for name in SHAPE if name in method.uses}
 
 
 def model_card(service: Service) -> dict[str, Any]:
