@@ -6,7 +6,7 @@ import json
 import secrets
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from secondguess.errors import UserError
 from secondguess.llm import LLM
@@ -27,6 +27,7 @@ SAME_NAME = (
     "min_tokens",
     "ignore_eos",
 )
+AnyBody = TypeVar("AnyBody", bound=Sampled)
 COMPLETION_TOKENS = 16  # the OpenAI API's default where there is no chat
 
 
@@ -35,13 +36,13 @@ def completion_requests(llm: LLM, body: CompletionBody) -> list[Request]:
     of_prompt = body.logprobs if body.echo else None
     if of_prompt is not None and body.stream:
         raise ApiError(400, "logprobs of an echoed prompt do not stream: leave out stream, echo or logprobs", "logprobs")
-    requests = []
+    body, rules, requests = seeded(body), grammar(llm, body), []
     for prompt in as_prompts(body.prompt):
-        ids = encoded(llm, prompt, "prompt")
+        ids = fitting(llm, prompt, "prompt")
         params = sampling(llm, body, ids, body.max_tokens or COMPLETION_TOKENS, body.logprobs)
         params = replace(params, prompt_logprobs=of_prompt)
         text = prompt if isinstance(prompt, str) else None
-        requests += choices(llm, body, Request(ids, params, text=text, grammar=grammar(llm, body)))
+        requests += choices(llm, body, Request(ids, params, text=text, grammar=rules))
     return requests
 
 
@@ -52,8 +53,8 @@ def chat_requests(llm: LLM, body: ChatBody) -> list[Request]:
     given = body.max_completion_tokens or body.max_tokens
     if body.max_tokens not in (None, given):
         raise ApiError(400, "max_tokens and max_completion_tokens differ: give one of them", "max_tokens")
-    tools = body.tools if body.tool_choice != "none" else None
-    ids = encoded(llm, conversation(body.messages, tools, body.chat_template_kwargs), "messages")
+    body, tools = seeded(body), body.tools if body.tool_choice != "none" else None
+    ids = fitting(llm, conversation(body.messages, tools, body.chat_template_kwargs), "messages")
     params = sampling(llm, body, ids, given, (body.top_logprobs or 0) if body.logprobs else None)
     return choices(llm, body, Request(ids, params, grammar=chat_grammar(llm, body)))
 
@@ -96,11 +97,15 @@ def as_message(message: Message) -> dict[str, Any]:
 
 
 def encoded(llm: LLM, prompt: Prompt, param: str) -> tuple[int, ...]:
-    """The prompt's tokens, if they leave room for an answer."""
     try:
-        ids = llm.encode(prompt)
+        return llm.encode(prompt)
     except UserError as error:
         raise refusal(error, (), param) from error
+
+
+def fitting(llm: LLM, prompt: Prompt, param: str) -> tuple[int, ...]:
+    """The prompt's tokens, if they leave room for an answer."""
+    ids = encoded(llm, prompt, param)
     if len(ids) >= llm.max_model_len:
         raise too_long(llm, f"the prompt has {len(ids)} tokens", param)
     return ids
@@ -139,11 +144,14 @@ def biases(given: dict[str, float]) -> dict[int, float]:
     return {int(token): bias for token, bias in given.items()}
 
 
+def seeded(body: AnyBody) -> AnyBody:
+    """All answers have one seed. 32 bits, because clients that read numbers as floats may send it back."""
+    return body if body.seed is not None else body.model_copy(update={"seed": secrets.randbits(32)})
+
+
 def choices(llm: LLM, body: Sampled, request: Request) -> list[Request]:
-    """``n`` answers: one seed, and noise of their own."""
-    # 32 bits, because some clients read all numbers as floats, and want to send this one back.
-    seed = secrets.randbits(32) if request.params.seed is None else request.params.seed
-    asked = replace(request, params=replace(request.params, seed=seed), speculation=speculation(llm, body))
+    """``n`` answers, with noise of their own."""
+    asked = replace(request, speculation=speculation(llm, body))
     return [replace(asked, choice=choice) for choice in range(body.num_choices)]
 
 
