@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
+from contextlib import suppress
 from dataclasses import fields, replace
 from itertools import zip_longest
 
@@ -12,6 +14,7 @@ import torch
 from tokenizers.processors import TemplateProcessing
 
 from secondguess import LLM, SamplingParams, TreeConfig, UserError
+from secondguess.config import Reconsider
 from secondguess.engine.sequence import TextStream, longest_overlap
 from secondguess.engine.thread import run, submit
 from secondguess.prompts import encode
@@ -261,12 +264,32 @@ def test_the_end_of_a_text_that_may_become_a_stop_string() -> None:
         (lambda f: LLM(f / "target", "missing"), "no drafter 'missing'"),
         (lambda f: LLM(f / "target", method="ar", max_model_len=10**9), "max_model_len"),
         (lambda f: LLM(f / "target", method="ar", max_batch_size=0), "max_batch_size"),
+        (lambda f: LLM(f / "target", method="ar", max_batch_size=1.5), "max_batch_size must be a whole number"),
+        (lambda f: LLM(f / "target", method="ar", max_model_len=12.5), "max_model_len must be a whole number"),
+        (lambda f: TreeConfig(budget="8"), "budget must be a whole number, got '8'"),
+        (lambda f: TreeConfig(num_reconsider=True), "num_reconsider must be a whole number, got True"),
+        (lambda f: TreeConfig(reconsider=Reconsider(propagate="no")), "propagate must be true or false, got 'no'"),
+        (lambda f: TreeConfig(reconsider=Reconsider(reconsider_cap=2.0)), "reconsider_cap must be a whole number"),
         (lambda f: LLM(f / "target", f / "drafters" / "pr", method="ngram"), "uses no drafter"),
     ],
 )
 def test_what_does_not_fit_is_refused(folder, make, match: str) -> None:
     with pytest.raises(UserError, match=match):
         make(folder)
+
+
+def test_a_forked_process_is_told_so(llm: LLM) -> None:
+    """The engine's thread does not come along, so waiting for it would have no end."""
+    llm.generate("hello", SamplingParams(max_tokens=1))
+    child = os.fork()
+    if child == 0:
+        with suppress(BaseException):
+            try:
+                llm.generate("hello")
+            except RuntimeError as error:
+                os._exit(7 if "spawn" in str(error) else 1)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 
 
 def test_an_eagle_method_runs_a_pr_drafter_at_level_0(folder) -> None:

@@ -263,6 +263,8 @@ def test_tokens_outside_the_vocabulary_are_refused(setting: dict):
         ({"top_k": 2.5}, "top_k must be a whole number"),
         ({"max_tokens": "9"}, "max_tokens must be a whole number"),
         ({"temperature": "1"}, "temperature must be a number"),
+        ({"temperature": True}, "temperature must be a number"),
+        ({"ignore_eos": 1}, "ignore_eos must be true or false"),
         ({"temperature": math.nan}, "temperature must be 0 or more"),
         ({"seed": -1}, "seed must be in"),
         ({"min_tokens": 5, "max_tokens": 4}, "min_tokens"),

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from secondguess.errors import require
-from secondguess.fields import check_choices
+from secondguess.fields import check_choices, check_numbers
 
 
 def option(default: Any, help: str) -> Any:
@@ -63,6 +63,7 @@ class Reconsider:
 
     def __post_init__(self) -> None:
         check_choices(self)
+        check_numbers(self)
         require(0 <= self.threshold <= 1, f"threshold must be in [0, 1], got {self.threshold}")
         for name in ("reconsider_steps", "reconsider_cap", "refined_offer_width"):
             value = getattr(self, name)
@@ -96,6 +97,7 @@ class TreeConfig:
         return self.grow_width + self.num_reconsider + self.extra_advance
 
     def __post_init__(self) -> None:
+        check_numbers(self)
         for name, (low, high) in LIMITS.items():
             value = getattr(self, name)
             require(value >= low, f"{name} must be at least {low}, got {value}")

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from functools import cache
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from secondguess.errors import UserError, did_you_mean, require
 
 
+KINDS: dict[type, type | tuple[type, ...]] = {bool: bool, int: int, float: (int, float)}
+NAMES = {bool: "true or false", int: "a whole number", float: "a number"}
+
+hints_of = cache(get_type_hints)
+
+
 def choices(cls: type) -> dict[str, tuple[str, ...]]:
     """Allowed values of the fields that are one of a few words."""
-    hints = get_type_hints(cls)
-    return {name: get_args(hint) for name, hint in hints.items() if get_origin(hint) is Literal}
+    return {name: get_args(hint) for name, hint in hints_of(cls).items() if get_origin(hint) is Literal}
 
 
 def check_choices(config: object) -> None:
@@ -20,6 +26,17 @@ def check_choices(config: object) -> None:
         value = getattr(config, name)
         wrong = f"{name} must be one of {', '.join(words)}, got {value!r}{did_you_mean(str(value), words)}"
         require(value in words, wrong)
+
+
+def check_numbers(config: object) -> None:
+    """Raises UserError when a field that is a number, or true or false, holds something else."""
+    for name, hint in hints_of(type(config)).items():
+        value, optional = getattr(config, name), NoneType in get_args(hint)
+        kind = get_args(hint)[0] if optional else hint
+        if kind in KINDS and not (optional and value is None):
+            # Python's bool is an int, too, but budget=True is a mistake.
+            fits = type(value) is bool if kind is bool else isinstance(value, KINDS[kind]) and type(value) is not bool
+            require(fits, f"{name} must be {NAMES[kind]}, got {value!r}")
 
 
 def read_value(name: str, hint: Any, text: str) -> Any:

@@ -56,8 +56,8 @@ class LLM:
         dtype: str = "float32",
         device: str = "cpu",
     ) -> None:
-        if max_batch_size < 1:
-            raise UserError(f"max_batch_size must be at least 1, got {max_batch_size}")
+        if not isinstance(max_batch_size, int) or max_batch_size < 1:
+            raise UserError(f"max_batch_size must be a whole number, at least 1, got {max_batch_size!r}")
         self.target = target if isinstance(target, HFTarget) else run(load_target, str(target), dtype, device)
         self.method = parse_method(method, tree or TreeConfig())
         same_budget = replace(tree or TreeConfig(), budget=self.method.tree.budget)
@@ -208,8 +208,8 @@ class LLM:
 
     def _context(self, wanted: int | None) -> int:
         limit = self.target.spec.context_len
-        if wanted is not None and not 1 < wanted <= limit:
-            raise UserError(f"max_model_len must be in [2, {limit}] for this target, got {wanted}")
+        if wanted is not None and not (isinstance(wanted, int) and 1 < wanted <= limit):
+            raise UserError(f"max_model_len must be a whole number in [2, {limit}] for this target, got {wanted!r}")
         return wanted or min(limit, DEFAULT_CONTEXT)
 
     def _abandon(self, sequences: list[Sequence]) -> None:

@@ -9,11 +9,12 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from secondguess.config import option
 from secondguess.errors import require
+from secondguess.fields import check_numbers
 
 if TYPE_CHECKING:  # not at run time: the command line reads SamplingParams before torch is needed
     from torch import Tensor
@@ -72,12 +73,7 @@ class SamplingParams:
 
     def _check_types(self) -> None:
         """What Python would take and only a later step would choke on, or take for something else."""
-        for f in fields(self):
-            value = getattr(self, f.name)
-            if f.type == "float":
-                require(isinstance(value, int | float), f"{f.name} must be a number, got {value!r}")
-            elif f.type == "int" or (f.type == "int | None" and value is not None):
-                require(isinstance(value, int), f"{f.name} must be a whole number, got {value!r}")
+        check_numbers(self)
         strings = isinstance(self.stop, Sequence) and all(isinstance(text, str) for text in self.stop)
         require(strings, f"stop must be a tuple of strings, got {self.stop!r}")
         tables = isinstance(self.stop_token_ids, Sequence) and isinstance(self.logit_bias, Mapping)

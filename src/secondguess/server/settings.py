@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from secondguess.config import option
 from secondguess.errors import require
+from secondguess.fields import check_numbers
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,6 +25,7 @@ class Settings:
     drain_timeout: float = option(120.0, "seconds that running requests get to end after SIGTERM")
 
     def __post_init__(self) -> None:
+        check_numbers(self)
         require(self.max_queue >= 0, f"max_queue must be at least 0, got {self.max_queue}")
         require(self.max_body_bytes >= 1024, f"max_body_bytes must be at least 1024, got {self.max_body_bytes}")
         for name in ("request_timeout", "drain_timeout"):
