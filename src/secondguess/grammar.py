@@ -16,6 +16,8 @@ from torch import Tensor
 from secondguess.errors import UserError
 from secondguess.target.hf import HFTarget
 
+CACHE_BYTES = 64 * 2**20
+
 
 class Grammars:
     """Compiles grammars for one target. Raises UserError if xgrammar is not installed, or the target cannot have any."""
@@ -27,7 +29,8 @@ class Grammars:
         info = self.xgrammar.TokenizerInfo.from_huggingface(
             target.tokenizer, vocab_size=self.vocab_size, stop_token_ids=sorted(target.spec.eos_token_ids)
         )
-        self.compiler = self.xgrammar.GrammarCompiler(info, max_threads=1)  # the cores belong to the engine
+        # One thread, because the cores belong to the engine; and callers may send new schemas for ever.
+        self.compiler = self.xgrammar.GrammarCompiler(info, max_threads=1, cache_limit_bytes=CACHE_BYTES)
 
     def json(self, schema: dict[str, Any] | None = None) -> CompiledGrammar:
         """Any JSON object, or what fits the schema. Raises UserError if the schema is none."""

@@ -5,10 +5,8 @@ from __future__ import annotations
 import argparse
 import logging
 import os
-import signal
-import socket
-import sys
 from dataclasses import replace
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from secondguess.commands.options import add_dataclass, from_args
@@ -18,8 +16,6 @@ from secondguess.methods import METHODS, SHAPE, Method, parse_method, refuse_unu
 from secondguess.server.settings import Settings
 
 if TYPE_CHECKING:
-    from types import ModuleType
-
     from fastapi import FastAPI
 
     from secondguess.target.hf import HFTarget
@@ -53,46 +49,22 @@ def run(args: argparse.Namespace) -> int:
         settings = replace(settings, api_key=os.environ.get(KEY_VARIABLE) or None)
     method = parse_method(args.method, tree)
     refuse_unused([method], tree)
-    uvicorn = import_uvicorn()
+    check_installed()
+    from secondguess.server.listen import bind, listen
+
     sock = bind(args.host, args.port)
     start_logging()
     app = make(args, method, tree, settings)
-    config = uvicorn.Config(
-        app, log_config=None, server_header=False, timeout_graceful_shutdown=round(settings.drain_timeout) or 1
-    )
     log.info("serving %s at http://%s:%d", args.target, *sock.getsockname()[:2])
     if settings.api_key is None and args.host not in LOOPBACK:
         log.warning("whoever reaches %s can use the server: --api-key lets in those who know it", args.host)
-    # What uvicorn does with the signal, it does first; then it raises it again.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    try:
-        uvicorn.Server(config).run(sockets=[sock])
-    except KeyboardInterrupt:
-        log.info("stopped")
-    return 0
+    return 0 if listen(app, sock) else 1
 
 
-def import_uvicorn() -> ModuleType:
-    try:
-        import fastapi  # noqa: F401
-        import prometheus_client  # noqa: F401
-        import uvicorn
-    except ModuleNotFoundError as error:
-        raise UserError(f"{error.name} is not installed; the server needs: pip install 'secondguess[serve]'") from error
-    return uvicorn
-
-
-def bind(host: str, port: int) -> socket.socket:
-    """The address is taken before the models are loaded, and listened at after that."""
-    if not 0 <= port < 2**16:
-        raise UserError(f"--port must be in [0, 65535], got {port}")
-    sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        sock.bind((host, port))
-    except OSError as error:
-        raise UserError(f"cannot listen at {host}:{port}: {error.strerror}; try another --host or --port") from error
-    return sock
+def check_installed() -> None:
+    missing = [name for name in ("fastapi", "prometheus_client", "uvicorn") if find_spec(name) is None]
+    if missing:
+        raise UserError(f"{missing[0]} is not installed; the server needs: pip install 'secondguess[serve]'")
 
 
 def start_logging() -> None:

@@ -67,7 +67,8 @@ def event(content: dict[str, Any]) -> str:
 async def end_when_left(job: Job, receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-    job.cancel()
+    if not job.service.draining:  # or else it is the server that wants to leave, once all have their answers
+        job.cancel()
 
 
 class EventStream(StreamingResponse):

@@ -24,6 +24,7 @@ class Service:
         self.llm, self.name, self.settings = llm, settings.served_model_name or name, settings
         self.metrics = Metrics(llm, self.name)
         self.num_inside = 0  # requests that run or wait
+        self.draining = False  # the process is about to end
 
     @property
     def room(self) -> int:
