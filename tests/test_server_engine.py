@@ -394,20 +394,26 @@ def test_a_prompt_of_one_token_has_no_logprobs(menu: LLM) -> None:
 
 @dataclass
 class Alternating:
-    """Odd and even tokens by turns, then the end token 0 and nothing else."""
+    """Odd and even tokens by turns, then the end token 0 and nothing else. Loses a text at ``lost_at`` tokens."""
 
     length: int
+    lost_at: int = 1000
     texts: list[list[int]] = field(default_factory=list)
 
     def start(self) -> Turns:
         self.texts.append([])
-        return Turns(self.length, self.texts[-1])
+        return Turns(self.length, self.lost_at, self.texts[-1])
 
 
 @dataclass
 class Turns:
     length: int
+    lost_at: int
     text: list[int]
+
+    @property
+    def failed(self) -> bool:
+        return len(self.text) >= self.lost_at
 
     def allowed(self) -> torch.Tensor | None:
         if len(self.text) > self.length:
@@ -436,6 +442,17 @@ def test_a_grammar_is_followed_whatever_was_drafted(menu: LLM, plain: LLM, tempe
         assert [token % 2 for token in output.token_ids] == [1, 0] * 15 + [0]
     assert len(grammar.texts) == 5  # each request follows it by itself
     assert all(tuple(text[:31]) == alone.token_ids for text in grammar.texts)
+
+
+@pytest.mark.parametrize("lost_at", [1, 9])
+def test_a_text_that_leaves_its_grammar_ends_alone(menu: LLM, plain: LLM, lost_at: int) -> None:
+    params = SamplingParams(seed=5, max_tokens=64)
+    bad, good = (Request((4, 5), params, grammar=Alternating(30, at)) for at in (lost_at, 1000))
+    lost, kept = answers(menu, [bad, good])
+    assert (lost.finish_reason, kept.finish_reason) == ("abort", "stop")
+    assert kept.token_ids == answers(plain, [good])[0].token_ids
+    submit(int).result()
+    assert menu.load.num_running == 0
 
 
 # Conversations

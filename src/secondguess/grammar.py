@@ -6,6 +6,7 @@ V vocabulary, W words of 32 bits that hold a bit for each token.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -17,6 +18,7 @@ from secondguess.errors import UserError
 from secondguess.target.hf import HFTarget
 
 CACHE_BYTES = 64 * 2**20
+log = logging.getLogger(__name__)
 
 
 class Grammars:
@@ -66,19 +68,32 @@ class Matcher:
         self.matcher = grammar.xgrammar.GrammarMatcher(grammar.compiled)
         self.vocab_size = grammar.vocab_size
         self.bits_1W = grammar.xgrammar.allocate_token_bitmask(1, grammar.vocab_size)
-        self.ended = False
+        self.ended = self.failed = False
 
     def allowed(self) -> Tensor | None:
-        if self.ended:
+        if self.ended or self.failed:
             return None
-        self.matcher.fill_next_token_bitmask(self.bits_1W)
+        try:
+            self.matcher.fill_next_token_bitmask(self.bits_1W)
+        except RuntimeError as error:
+            self._fail(error)
+            return None
         bits_W32 = self.bits_1W[0, :, None] >> torch.arange(32)
         return (bits_W32 & 1).flatten()[: self.vocab_size] == 1
 
     def accept(self, token: int) -> None:
-        if not self.ended:
-            taken = self.matcher.accept_token(token)
-            self.ended = not taken or self.matcher.is_terminated()
+        if self.ended or self.failed:
+            return
+        try:
+            self.failed = not self.matcher.accept_token(token)
+            self.ended = self.matcher.is_terminated()
+        except RuntimeError as error:
+            self._fail(error)
+
+    def _fail(self, error: RuntimeError) -> None:
+        """Such as nesting that is too deep."""
+        log.warning("a text cannot follow its grammar any further: %s", error)
+        self.failed = True
 
 
 def import_xgrammar() -> ModuleType:

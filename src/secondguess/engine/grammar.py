@@ -12,10 +12,15 @@ from torch import Tensor
 
 
 class Follower(Protocol):
-    """Follows one text through its grammar."""
+    """Follows one text through its grammar. It never raises an error, which would end the others' requests, too."""
+
+    @property
+    def failed(self) -> bool:
+        """Whether it has lost the text, whose request cannot go on then."""
+        ...
 
     def allowed(self) -> Tensor | None:
-        """bool [V] on the CPU: the tokens that may come next, one at least. None: the text has ended, all may."""
+        """bool [V] on the CPU: the tokens that may come next, one at least. None: all may, the text has ended."""
         ...
 
     def accept(self, token: int) -> None:

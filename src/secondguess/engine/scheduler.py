@@ -85,6 +85,8 @@ class Scheduler:
             self._admit(self.waiting.popleft())
         elif self.batch:
             self._cycle(self.batch)
+        if self.batch:
+            end_lost(self.batch)
         self._retire()
 
     def abort(self, sequence: Sequence) -> None:
@@ -131,6 +133,13 @@ class Scheduler:
             self.batch = Batch([self.batch.sequences[i] for i in stay], keep(self.batch.sampler, stay))
         else:
             self.batch = None
+
+
+def end_lost(batch: Batch) -> None:
+    """End the requests whose text has left its grammar."""
+    for s, row in zip(batch.sequences, batch.sampler.rows, strict=True):
+        if row.follower and row.follower.failed:
+            s.finish("abort")
 
 
 def joined(batch: Batch, newcomer: Batch) -> Batch:

@@ -22,7 +22,7 @@ async def chat_completions(body: ChatBody, http: Request) -> Response:
     service = checked(http, body)
     requests = await asyncio.to_thread(chat_requests, service.llm, body)
     shape = ChatShape(service.llm, service.name, requests)
-    return await reply(service.start(requests), shape, body, http)
+    return await reply(service.start(requests, "messages"), shape, body, http)
 
 
 @router.post("/v1/completions", response_class=Response)

@@ -41,7 +41,7 @@ class Service:
         if name not in (None, self.name):
             raise ApiError(404, f"no model {name!r}: this server has {self.name!r}", "model", "model_not_found")
 
-    def start(self, requests: Sequence[Request]) -> Job:
+    def start(self, requests: Sequence[Request], prompt_field: str = "prompt") -> Job:
         """Begin to answer. Raises ApiError if there is no room, or one of the requests cannot be decoded."""
         if len(requests) > self.room:
             raise ApiError(400, f"{len(requests)} answers at once, and this server has room for {self.room}", "n")
@@ -51,7 +51,7 @@ class Service:
         try:
             streams = [self.llm.answer(request) for request in requests]
         except UserError as error:
-            raise refusal(error, ("logit_bias", "stop_token_ids"), "prompt") from error
+            raise refusal(error, ("logit_bias", "stop_token_ids"), prompt_field) from error
         return Job(self, streams)
 
 
