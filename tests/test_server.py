@@ -13,8 +13,9 @@ import pytest
 
 pytest.importorskip("fastapi")
 pytest.importorskip("prometheus_client")
-httpx = pytest.importorskip("httpx")
+pytest.importorskip("httpx")
 
+import httpx
 from fastapi import FastAPI
 
 from secondguess import LLM, SamplingParams, TreeConfig

@@ -18,9 +18,11 @@ from typing import Any
 import pytest
 
 pytest.importorskip("prometheus_client")
-httpx = pytest.importorskip("httpx")
-uvicorn = pytest.importorskip("uvicorn")
+pytest.importorskip("httpx")
+pytest.importorskip("uvicorn")
 
+import httpx
+import uvicorn
 from fastapi import FastAPI
 
 from secondguess import LLM, SamplingParams, TreeConfig

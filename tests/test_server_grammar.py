@@ -12,8 +12,9 @@ import pytest
 pytest.importorskip("fastapi")
 pytest.importorskip("prometheus_client")
 pytest.importorskip("xgrammar")
-httpx = pytest.importorskip("httpx")
+pytest.importorskip("httpx")
 
+import httpx
 from fastapi import FastAPI
 
 from secondguess import LLM, TreeConfig
