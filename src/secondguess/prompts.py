@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 from transformers import PreTrainedTokenizerBase
@@ -10,7 +12,18 @@ from transformers import PreTrainedTokenizerBase
 from secondguess.errors import UserError
 
 Message = Mapping[str, Any]  # {"role": ..., "content": ...}
-Prompt = str | Sequence[int] | Sequence[Message]  # raw text, token ids, or a conversation
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """A conversation, and what the model's chat template gets besides."""
+
+    messages: Sequence[Message]
+    tools: Sequence[Mapping[str, Any]] = ()  # JSON schemas of functions, as the OpenAI API has them
+    variables: Mapping[str, Any] = field(default_factory=dict)  # such as enable_thinking
+
+
+Prompt = str | Sequence[int] | Sequence[Message] | Chat  # raw text, token ids, or a conversation
 
 
 def encode(tokenizer: PreTrainedTokenizerBase | None, prompt: Prompt) -> tuple[int, ...]:
@@ -20,25 +33,49 @@ def encode(tokenizer: PreTrainedTokenizerBase | None, prompt: Prompt) -> tuple[i
     conversation gets those of the model's chat template, and ends where the answer begins. Raises UserError when the
     target has no tokenizer or no chat template.
     """
-    chat = len(prompt) > 0 and isinstance(prompt[0], Mapping)
-    if not chat and not isinstance(prompt, str):
+    if isinstance(prompt, Chat):
+        return _render(tokenizer, prompt)
+    if not isinstance(prompt, str):
+        if len(prompt) > 0 and isinstance(prompt[0], Mapping):
+            return _render(tokenizer, Chat(cast("Sequence[Message]", prompt)))
         if not all(isinstance(token, int) for token in prompt):
             raise UserError("a prompt is text, token ids or messages; here it is a list of something else")
         return tuple(cast("Sequence[int]", prompt))
     if tokenizer is None:
-        raise UserError("this target has no tokenizer: give prompts as token ids")
-    if isinstance(prompt, str):
-        check_text(prompt)
-        return tuple(tokenizer.encode(prompt))
+        raise UserError(NO_TOKENIZER)
+    check_text(prompt)
+    return tuple(tokenizer.encode(prompt))
+
+
+NO_TOKENIZER = "this target has no tokenizer: give prompts as token ids"
+
+
+def _render(tokenizer: PreTrainedTokenizerBase | None, chat: Chat) -> tuple[int, ...]:
+    if tokenizer is None:
+        raise UserError(NO_TOKENIZER)
     if not tokenizer.chat_template:
         raise UserError("this target has no chat template: give raw text instead")
-    messages = [checked_message(message) for message in cast("Sequence[Message]", prompt)]
-    text = str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+    settings = inspect.signature(tokenizer.apply_chat_template).parameters
+    for name in chat.variables:
+        if name in settings:
+            raise UserError(f"{name!r} is no variable that a chat template can be given: leave it out")
+    messages, tools = [checked_message(message) for message in chat.messages], list(chat.tools) or None
+    try:
+        text = str(
+            tokenizer.apply_chat_template(
+                messages, tools=tools, tokenize=False, add_generation_prompt=True, **chat.variables
+            )
+        )
+    except Exception as error:  # a template is foreign code, and this is how it refuses a conversation
+        raise UserError(f"the model's chat template does not take this conversation: {error}") from error
+    check_text(text)
     return tuple(tokenizer.encode(text, add_special_tokens=False))
 
 
 def checked_message(message: Message) -> dict[str, Any]:
-    """Raises UserError when a message has no role, or no text in what it holds."""
+    """Raises UserError when a message has no role, or neither text nor a call of a tool."""
+    if message.get("content") is None and message.get("tool_calls"):
+        message = {**message, "content": ""}
     for name in ("role", "content"):
         if not isinstance(message.get(name), str):
             raise UserError(f"a message needs {name!r}, a text: {dict(message)}")
@@ -56,6 +93,8 @@ def check_text(text: str) -> None:
 
 def as_list(prompts: Any) -> list[Prompt]:
     """A string, a flat list of token ids or one of messages is one prompt, anything else a list of them."""
+    if isinstance(prompts, Chat):
+        return [prompts]
     if isinstance(prompts, Mapping):
         raise UserError("a conversation is a list of messages: put the message into one")
     if not isinstance(prompts, Sequence):

@@ -7,6 +7,7 @@ W columns of the K/V cache that a row may look at, L tapped layers.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
@@ -15,10 +16,13 @@ from secondguess.config import option
 from secondguess.errors import require
 from secondguess.fields import check_numbers
 
-if TYPE_CHECKING:
-    from torch import Tensor  # not at run time: the command line reads SamplingParams before torch is needed
+if TYPE_CHECKING:  # not at run time: the command line reads SamplingParams before torch is needed
+    from torch import Tensor
+
+    from secondguess.engine.grammar import Grammar
 
 FinishReason = Literal["stop", "length", "abort"]
+MAX_LOGPROBS = 20  # vLLM's limit too
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,6 +47,8 @@ class SamplingParams:
     stop: tuple[str, ...] = option((), "end the text before any of these strings")
     stop_token_ids: tuple[int, ...] = option((), "end the text at any of these tokens")
     ignore_eos: bool = option(False, "go on after the model's end token")
+    logprobs: int | None = option(None, "report each token's log-probability, and those of so many best tokens")
+    prompt_logprobs: int | None = option(None, "the same for the prompt's tokens but the first")
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str | list):
@@ -61,6 +67,9 @@ class SamplingParams:
         require(self.max_tokens >= 1, f"max_tokens must be at least 1, got {self.max_tokens}")
         require(0 <= self.min_tokens <= self.max_tokens, "min_tokens must be between 0 and max_tokens")
         require(all(self.stop), "stop strings must not be empty")
+        for name in ("logprobs", "prompt_logprobs"):
+            n = getattr(self, name)
+            require(n is None or 0 <= n <= MAX_LOGPROBS, f"{name} must be in [0, {MAX_LOGPROBS}], got {n}")
 
     def _check_types(self) -> None:
         """What Python would take and only a later step would choke on, or take for something else."""
@@ -124,6 +133,14 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
+class Speculation:
+    """How a request wants to be drafted for. It changes how fast its tokens come, not which."""
+
+    method: str | None = None  # a method's name; None: the one that the LLM was made for
+    budget: int | None = None  # draft tokens per cycle; None: the method's own
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """A prompt to be continued. ``choice`` numbers the answers to one prompt, so that they draw different noise."""
 
@@ -131,6 +148,8 @@ class Request:
     params: SamplingParams
     choice: int = 0
     text: str | None = None  # the prompt as it was given, if as text
+    speculation: Speculation = Speculation()
+    grammar: Grammar | None = None  # what the answer has to follow
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +165,7 @@ class Stats:
     verify_s: float
     walk_s: float
     rest_s: float
+    queue_s: float = 0.0  # before prefill
 
     @property
     def decode_s(self) -> float:
@@ -160,6 +180,65 @@ class Stats:
     def tokens_per_second(self) -> float:
         """Decode tokens per second of decoding; 0 when prefill emitted all there is."""
         return self.num_tokens / self.decode_s if self.num_tokens else 0.0
+
+
+@dataclass(slots=True)
+class Drafting:
+    """What was drafted, and what of it was accepted. Roots and bonus tokens are not counted."""
+
+    cycles: Counter[tuple[int, int]] = field(default_factory=Counter)  # by (tokens drafted, tokens accepted)
+    num_drafted_refined: int = 0  # of the drafted tokens, those of level 1
+    num_accepted_refined: int = 0
+
+    def count(self, drafted: int, accepted: int, drafted_refined: int, accepted_refined: int) -> None:
+        """One cycle of one request."""
+        self.cycles[drafted, accepted] += 1
+        self.num_drafted_refined += drafted_refined
+        self.num_accepted_refined += accepted_refined
+
+    def copy(self) -> Drafting:
+        """As it stands; may be taken while another thread counts."""
+        return Drafting(Counter(dict(self.cycles)), self.num_drafted_refined, self.num_accepted_refined)
+
+    @property
+    def num_cycles(self) -> int:
+        return self.cycles.total()
+
+    @property
+    def num_drafts(self) -> int:
+        """Cycles in which there was a draft."""
+        return sum(n for (drafted, _), n in self.cycles.items() if drafted)
+
+    @property
+    def num_drafted(self) -> int:
+        return sum(n * drafted for (drafted, _), n in self.cycles.items())
+
+    @property
+    def num_accepted(self) -> int:
+        return sum(n * accepted for (_, accepted), n in self.cycles.items())
+
+    @property
+    def acceptance_length(self) -> float:
+        """tau over the cycles in which there was a draft; 1 if there was none."""
+        return 1 + self.num_accepted / max(self.num_drafts, 1)
+
+
+@dataclass(slots=True)
+class Totals:
+    """What an engine did since it was made."""
+
+    num_prompt_tokens: int = 0
+    num_tokens: int = 0  # emitted
+    drafting: Drafting = field(default_factory=Drafting)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """A token's log-probability under the target's own law (temperature 1, nothing processed), and the best tokens'."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]  # (token, log-probability), the best first
 
 
 Origin = Literal["prefill", "level0", "refined", "bonus"]
@@ -177,6 +256,7 @@ class Delta:
     text: str
     finish_reason: FinishReason | None = None
     output: Output | None = None  # with the last delta
+    logprobs: tuple[TokenLogprobs, ...] = ()  # of each token, if they were asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,3 +271,6 @@ class Output:
     finish_reason: FinishReason
     seed: int
     stats: Stats
+    drafting: Drafting = field(default_factory=Drafting)
+    logprobs: tuple[TokenLogprobs, ...] = ()  # of each token, if they were asked for
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # of each token of the prompt but the first, likewise

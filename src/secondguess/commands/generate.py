@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from secondguess.commands.show_table import Run
     from secondguess.llm import LLM
 
-NOT_FLAGS = {"max_tokens", "logit_bias"}  # the one has another name, the other no form on a command line
+# The one has another name, the next no form on a command line, the others no place in what is shown.
+NOT_FLAGS = {"max_tokens", "logit_bias", "logprobs", "prompt_logprobs"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

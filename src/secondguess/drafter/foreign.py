@@ -115,6 +115,7 @@ def read_config(source: Source, found: Mapping[str, Any]) -> dict[str, Any]:
         "num_key_value_heads": config["num_attention_heads"],
         "head_dim": config["hidden_size"] // config["num_attention_heads"],
         "draft_vocab_size": config["vocab_size"],
+        "num_hidden_layers": 1,
         "target_hidden_size": spec.hidden_size,
         "rms_norm_eps": 1e-6,
         **config,

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import pairwise, repeat
 from time import perf_counter
 
 import torch
 from torch import Tensor
 
+from secondguess.engine.logprobs import score
 from secondguess.engine.sampler_state import SamplerState, record
 from secondguess.engine.sampling import choose
 from secondguess.engine.sequence import Sequence
@@ -21,7 +22,7 @@ from secondguess.engine.speculate import Accepted, Draw, Roots, Speculator
 from secondguess.target.base import Target
 from secondguess.tree.layout import ancestors_or_self
 from secondguess.tree.walk import walk
-from secondguess.types import DraftTree, Origin, Rows, Verdict
+from secondguess.types import DraftTree, Origin, Rows, Totals, Verdict
 
 # Hears of every token as it is chosen: logits [R, V], sampler, positions [R], active [R].
 Watcher = Callable[[Tensor, SamplerState, Tensor, Tensor], None]
@@ -52,6 +53,7 @@ class Engine:
     cache: SlotCache
     watch: Watcher | None = None
     last: CycleTrace | None = field(default=None, repr=False)
+    totals: Totals = field(default_factory=Totals)
 
 
 def run_cycle(engine: Engine, batch: Batch) -> None:
@@ -71,7 +73,8 @@ def run_cycle(engine: Engine, batch: Batch) -> None:
         verdict.num_emitted_R,
     )
     engine.speculator.accept(accepted_of(verdict, batch.sequences, out.taps_RNLH))
-    emit(tree, verdict, batch.sequences)
+    count(tree, verdict, batch.sequences, engine.totals)
+    engine.totals.num_tokens += emit(tree, verdict, batch.sequences, out.logits_RNV)
     engine.last = CycleTrace(tree, verdict)
     charge(batch.sequences, (started, drafted, verified, walked, perf_counter()))
 
@@ -133,18 +136,35 @@ def accepted_of(verdict: Verdict, sequences: list[Sequence], taps_RNLH: Tensor) 
     ]
 
 
-def emit(tree: DraftTree, verdict: Verdict, sequences: list[Sequence]) -> None:
-    """Hand every request its tokens. A draft token's origin is the level of its node; the last one is the bonus."""
+def count(tree: DraftTree, verdict: Verdict, sequences: list[Sequence], totals: Totals) -> None:
+    """What was drafted for each request, and what it accepted. A tree's root is valid, at level 0, and no draft."""
+    drafted_R = tree.valid_RN.sum(1) - 1
+    refined_R = (tree.levels_RN * tree.valid_RN).sum(1)
+    on_path_RD = torch.arange(verdict.path_RD.shape[1], device=drafted_R.device) < verdict.num_emitted_R[:, None]
+    accepted_refined_R = (tree.levels_RN.gather(1, verdict.path_RD.clamp(min=0)) * on_path_RD).sum(1)
+    table = torch.stack([drafted_R, verdict.num_emitted_R - 1, refined_R, accepted_refined_R], 1).tolist()
+    for s, row in zip(sequences, table, strict=True):
+        s.drafting.count(*row)
+        totals.drafting.count(*row)
+
+
+def emit(tree: DraftTree, verdict: Verdict, sequences: list[Sequence], logits_RNV: Tensor) -> int:
+    """Hand every request its tokens. A draft token's origin is the level of its node; the last one is the bonus.
+
+    Returns how many were taken: those after a request's end are not.
+    """
+    before = sum(len(s.origins) for s in sequences)
     levels_RD = tree.levels_RN.gather(1, verdict.path_RD.clamp(min=0))
     rows = zip(verdict.tokens_RD.tolist(), verdict.num_emitted_R.tolist(), levels_RD.tolist(), strict=True)
-    for s, (tokens, n, levels) in zip(sequences, rows, strict=True):
-        s.num_cycles += 1
-        s.num_accepted += n - 1
-        s.num_refined += sum(levels[1:n])
+    for r, (s, (tokens, n, levels)) in enumerate(zip(sequences, rows, strict=True)):
         origins: list[Origin] = ["refined" if level else "level0" for level in levels[1:n]]
         origins.append("bonus")
-        for token, origin in zip(tokens[:n], origins, strict=True):
-            s.emit(token, origin)
+        num_best, scored = s.request.params.logprobs, repeat(None)
+        if num_best is not None:
+            scored = score(logits_RNV[r, verdict.path_RD[r, :n]], verdict.tokens_RD[r, :n], num_best)
+        for token, origin, logprobs in zip(tokens[:n], origins, scored, strict=False):
+            s.emit(token, origin, logprobs)
+    return sum(len(s.origins) for s in sequences) - before
 
 
 def charge(sequences: list[Sequence], times: tuple[float, ...]) -> None:

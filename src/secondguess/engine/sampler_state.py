@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from secondguess.engine.grammar import Follower
 from secondguess.errors import UserError
 from secondguess.types import Request, SamplingParams
 
@@ -25,6 +26,7 @@ class SamplerRow:
     seed: int
     choice: int
     end_ids: tuple[int, ...]  # tokens that end the request
+    follower: Follower | None = None  # of its grammar; ``record`` tells it of every token
 
     @property
     def penalised(self) -> bool:
@@ -73,6 +75,7 @@ class Settings:
     penalties: Penalties | None
     logit_bias: Cells | None
     min_tokens: Cells | None
+    followers: tuple[tuple[int, Follower], ...]  # (row, follower) of each row with a grammar
     temperature: Knob | None
     min_p: Knob | None
     top_k: Knob | None
@@ -84,7 +87,8 @@ class Settings:
     @property
     def plain(self) -> bool:
         """Whether the scores are the logits: every row is greedy and nothing changes its logits."""
-        return all(s is None for s in (self.penalties, self.logit_bias, self.min_tokens, self.temperature))
+        changes = (self.penalties, self.logit_bias, self.min_tokens, self.temperature)
+        return not self.followers and all(change is None for change in changes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +163,9 @@ def record(state: SamplerState, tokens_R: Tensor, active_R: Tensor) -> None:
         tokens_P1 = tokens_R.where(active_R, 0)[penalties.rows_P, None]
         active_P1 = active_R[penalties.rows_P, None]
         history.output_counts_PV.scatter_add_(1, tokens_P1, active_P1.to(torch.int32))
+    for r, follower in state.settings.followers:
+        if active_R[r]:
+            follower.accept(int(tokens_R[r]))
 
 
 def end_ids(params: SamplingParams, eos_ids: Iterable[int]) -> tuple[int, ...]:
@@ -177,7 +184,8 @@ def check_ids(params: SamplingParams, vocab_size: int) -> None:
 def _row(request: Request, seed: int, vocab_size: int, eos_ids: Sequence[int]) -> SamplerRow:
     params = request.params
     check_ids(params, vocab_size)
-    return SamplerRow(params, seed, request.choice, end_ids(params, eos_ids))
+    follower = request.grammar.start() if request.grammar else None
+    return SamplerRow(params, seed, request.choice, end_ids(params, eos_ids), follower)
 
 
 def _settings(rows: tuple[SamplerRow, ...], vocab_size: int, device: torch.device) -> Settings:
@@ -189,6 +197,7 @@ def _settings(rows: tuple[SamplerRow, ...], vocab_size: int, device: torch.devic
         penalties=_penalties([(r, row.params) for r, row in enumerate(rows) if row.penalised], device),
         logit_bias=_cells(biases, torch.float64, device),
         min_tokens=_cells([cell for cell in early if cell[2] > 0], torch.int64, device),
+        followers=tuple((r, row.follower) for r, row in enumerate(rows) if row.follower),
         temperature=_knob([(r, row.params.temperature) for r, row in drawn], torch.float64, device),
         min_p=_knob([(r, row.params.min_p) for r, row in drawn if row.params.min_p > 0], torch.float64, device),
         top_k=_knob(top_ks, torch.int64, device),

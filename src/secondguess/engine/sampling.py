@@ -44,7 +44,8 @@ def perturbed(logits_RV: Tensor, state: SamplerState, positions_R: Tensor) -> Te
 def process(logits_RV: Tensor, state: SamplerState) -> Tensor:
     """Scores whose softmax is the law of the next token, [R, V], float64 for float64 logits, else float32.
 
-    Penalties, logit bias, min_tokens, temperature, min-p, top-k, top-p, in this order; removed tokens are at -inf.
+    Penalties, logit bias, min_tokens, grammar, temperature, min-p, top-k, top-p, in this order; removed tokens are at
+    -inf.
     Tokens that tie with the last one kept by top-k or top-p are kept, so one token at least always is.
     """
     settings = state.settings
@@ -54,6 +55,7 @@ def process(logits_RV: Tensor, state: SamplerState) -> Tensor:
     scores_RV = logits_RV.to(dtype, copy=True)
     _penalise_(scores_RV, state)
     _edit_cells_(scores_RV, state)
+    _forbid_(scores_RV, state)
     if (temperature := settings.temperature) is not None:
         scores_RV[temperature.rows_S] = _temper(scores_RV[temperature.rows_S], temperature.value_S1)
     if (min_p := settings.min_p) is not None:
@@ -89,6 +91,12 @@ def _edit_cells_(scores_RV: Tensor, state: SamplerState) -> None:
         early_C = state.history.num_emitted_R[cells.rows_C] < cells.value_C
         scores_C = scores_RV[cells.rows_C, cells.tokens_C]
         scores_RV[cells.rows_C, cells.tokens_C] = scores_C.masked_fill(early_C, -torch.inf)
+
+
+def _forbid_(scores_RV: Tensor, state: SamplerState) -> None:
+    for r, follower in state.settings.followers:
+        if (allowed_V := follower.allowed()) is not None:
+            scores_RV[r].masked_fill_(~allowed_V.to(scores_RV.device), -torch.inf)
 
 
 def _temper(scores_SV: Tensor, temperature_S1: Tensor) -> Tensor:

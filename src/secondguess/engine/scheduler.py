@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import secrets
 from collections import deque
+from dataclasses import dataclass
 from heapq import heappop, heappush
 from time import perf_counter
 
-import torch
-
 from secondguess.engine.cycle import Batch, Engine, run_cycle
-from secondguess.engine.sampler_state import check_ids, end_ids, join, keep, record, start
-from secondguess.engine.sampling import choose
+from secondguess.engine.prefill import prefill
+from secondguess.engine.sampler_state import check_ids, end_ids, join, keep
 from secondguess.engine.sequence import Sequence, TextStream
-from secondguess.engine.speculate import Accepted
 from secondguess.errors import UserError
-from secondguess.target.base import causal_rows
 from secondguess.types import Request
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How busy a scheduler is."""
+
+    num_running: int
+    num_waiting: int
+    cache_used: float  # share of the K/V cache's columns that hold tokens
 
 
 class Scheduler:
@@ -31,6 +37,15 @@ class Scheduler:
     @property
     def busy(self) -> bool:
         return bool(self.waiting or self.batch)
+
+    @property
+    def load(self) -> Load:
+        """May be asked for by any thread: a batch's list of requests never changes, there is a new batch instead."""
+        batch = self.batch  # once: it may be another one a moment later
+        running = batch.sequences if batch else []
+        cache = self.engine.cache
+        used = sum(s.num_cached for s in running) / (cache.num_slots * cache.num_columns)
+        return Load(len(running), len(self.waiting), used)
 
     def prepare(self, request: Request) -> Sequence:
         """The request as it will run; queues nothing. Raises UserError if it names a token outside the vocabulary, or
@@ -58,6 +73,7 @@ class Scheduler:
 
     def submit(self, sequence: Sequence) -> None:
         """Queue a prepared request."""
+        sequence.submitted = perf_counter()
         self.waiting.append(sequence)
 
     def step(self) -> None:
@@ -69,6 +85,8 @@ class Scheduler:
             self._admit(self.waiting.popleft())
         elif self.batch:
             self._cycle(self.batch)
+        if self.batch:
+            end_lost(self.batch)
         self._retire()
 
     def abort(self, sequence: Sequence) -> None:
@@ -80,6 +98,7 @@ class Scheduler:
 
     def _admit(self, s: Sequence) -> None:
         s.slot = heappop(self.free)
+        s.timing.queue = perf_counter() - s.submitted
         try:
             alone = prefill(self.engine, s)
         except BaseException:
@@ -116,29 +135,15 @@ class Scheduler:
             self.batch = None
 
 
+def end_lost(batch: Batch) -> None:
+    """End the requests whose text has left its grammar."""
+    for s, row in zip(batch.sequences, batch.sampler.rows, strict=True):
+        if row.follower and row.follower.failed:
+            s.finish("abort")
+
+
 def joined(batch: Batch, newcomer: Batch) -> Batch:
     """In the order of slots: consecutive ones are read from the K/V cache without a copy."""
     sequences = [*batch.sequences, *newcomer.sequences]
     order = sorted(range(len(sequences)), key=lambda i: sequences[i].slot)
     return Batch([sequences[i] for i in order], keep(join([batch.sampler, newcomer.sampler]), order))
-
-
-def prefill(engine: Engine, s: Sequence) -> Batch:
-    """Run the prompt, emit the first token, and give the speculator the prompt's states."""
-    started = perf_counter()
-    engine.last = None
-    device = engine.target.spec.device
-    prompt_P = torch.tensor(s.token_ids, device=device)
-    rows = causal_rows(torch.tensor([s.slot], device=device), prompt_P[None])
-    out = engine.target.forward(rows, engine.cache, last_only=True)
-    spec = engine.target.spec
-    sampler = start([s.request], [s.seed], vocab_size=spec.vocab_size, eos_ids=tuple(spec.eos_token_ids), device=device)
-    position_1 = torch.tensor([len(prompt_P)], device=device)
-    first_1 = choose(out.logits_RNV[:, -1], sampler, position_1)
-    if engine.watch:
-        engine.watch(out.logits_RNV[:, -1], sampler, position_1, position_1 > 0)
-    record(sampler, first_1, position_1 > 0)
-    engine.speculator.accept([Accepted(s.slot, torch.cat([prompt_P[1:], first_1]), out.taps_RNLH[0])])
-    s.emit(int(first_1), "prefill")
-    s.timing.prefill = perf_counter() - started
-    return Batch([s], sampler)

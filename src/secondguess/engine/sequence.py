@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from transformers import PreTrainedTokenizerBase
 
-from secondguess.types import FinishReason, Origin, Request
+from secondguess.types import Drafting, FinishReason, Origin, Request, TokenLogprobs
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
@@ -51,6 +51,7 @@ class TextStream:
 class Timing:
     """Seconds, summed over the cycles of a request."""
 
+    queue: float = 0.0
     prefill: float = 0.0
     draft: float = 0.0
     verify: float = 0.0
@@ -75,10 +76,11 @@ class Sequence:
     token_ids: list[int]
     origins: list[Origin] = field(default_factory=list)
     finish_reason: FinishReason | None = None
+    logprobs: list[TokenLogprobs] = field(default_factory=list)  # of each token, if they were asked for
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)  # of each token but the first, likewise
     timing: Timing = field(default_factory=Timing)
-    num_cycles: int = 0
-    num_accepted: int = 0
-    num_refined: int = 0
+    drafting: Drafting = field(default_factory=Drafting)
+    submitted: float = 0.0  # when it was queued
     searched_text: int = 0  # stop strings that end in this part of the text are none
     streamed_tokens: int = 0
     streamed_text: int = 0
@@ -91,12 +93,14 @@ class Sequence:
     def emitted(self) -> list[int]:
         return self.token_ids[len(self.request.prompt_ids) :]
 
-    def emit(self, token: int, origin: Origin) -> None:
+    def emit(self, token: int, origin: Origin, logprobs: TokenLogprobs | None = None) -> None:
         """Take one more token and see whether it is the last. Tokens after the last one are not taken."""
         if self.finish_reason:
             return
         self.token_ids.append(token)
         self.origins.append(origin)
+        if logprobs:
+            self.logprobs.append(logprobs)
         if token in self.end_ids:
             self.finish("stop")
             return
@@ -127,10 +131,11 @@ class Sequence:
         """Whether there are tokens not handed out yet."""
         return self.streamed_tokens < len(self.origins)
 
-    def new_tokens(self) -> tuple[tuple[int, ...], tuple[Origin, ...]]:
-        """Tokens not handed out yet, and their origins."""
+    def new_tokens(self) -> tuple[tuple[int, ...], tuple[Origin, ...], tuple[TokenLogprobs, ...]]:
+        """Tokens not handed out yet, their origins, and their log-probabilities if they were asked for."""
         seen, self.streamed_tokens = self.streamed_tokens, len(self.origins)
-        return tuple(self.token_ids[len(self.request.prompt_ids) + seen :]), tuple(self.origins[seen:])
+        ids = self.token_ids[len(self.request.prompt_ids) + seen :]
+        return tuple(ids), tuple(self.origins[seen:]), tuple(self.logprobs[seen:])
 
     def new_text(self) -> str:
         """Text not handed out yet; while running, the tail that may turn into a stop string is held back."""

@@ -60,6 +60,10 @@ class Target(Protocol):
         """Run the rows and store their K/V. ``last_only``: logits of the last row of each request, [R, 1, V]."""
         ...
 
+    def logits(self, hidden_RNH: Tensor) -> Tensor:
+        """The output head over states that ``forward`` returned: [..., H] -> [..., V]."""
+        ...
+
 
 def causal_rows(slots_R: Tensor, tokens_RN: Tensor) -> Rows:
     """Texts from their beginning, one column per token; padding at the end is seen by padding only."""

@@ -95,10 +95,11 @@ class HFTarget:
         step = attention.Step(rows, cache)
         hidden_RNH = self._decode(step)
         taps_RNLH = torch.stack([step.taps_RNH[layer] for layer in self.spec.tap_layers], 2)
-        logits_RNV = self._logits(hidden_RNH[:, -MIN_ROWS:] if last_only else hidden_RNH)
+        logits_RNV = self.logits(hidden_RNH[:, -MIN_ROWS:] if last_only else hidden_RNH)
         return TargetOut(hidden_RNH[:, :n], taps_RNLH[:, :n], logits_RNV[:, -1:] if last_only else logits_RNV[:, :n])
 
-    def _logits(self, hidden_RNH: Tensor) -> Tensor:
+    def logits(self, hidden_RNH: Tensor) -> Tensor:
+        """See ``Target.logits``."""
         logits_RNV = self._head(hidden_RNH)
         if self._softcap is None:
             return logits_RNV

@@ -1,0 +1,105 @@
+"""``secondguess serve``: the OpenAI-compatible server."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+from dataclasses import replace
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from secondguess.commands.options import add_dataclass, from_args
+from secondguess.config import TreeConfig
+from secondguess.errors import UserError
+from secondguess.methods import METHODS, SHAPE, Method, parse_method, refuse_unused
+from secondguess.server.settings import Settings
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+    from secondguess.target.hf import HFTarget
+
+KEY_VARIABLE = "SECONDGUESS_API_KEY"
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+log = logging.getLogger(__name__)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("target", metavar="TARGET", help="folder, hub id, .gguf file, or smollm2-135m")
+    add("--drafter", help="folder, or name of one that ships (default: the one named like the method)")
+    methods = f"{', '.join(METHODS)}, with settings if wanted (pr:m=0); a request may ask for another"
+    add("--method", default="pr", help=f"{methods} (default: pr)")
+    add("--host", default="127.0.0.1", help="address to listen at (default: 127.0.0.1, this machine only)")
+    add("--port", type=int, default=8000, metavar="INT", help="0 takes a free one (default: 8000)")
+    add("--dtype", default="float32", help="float32, float64, bfloat16 or float16 (default: float32)")
+    add("--device", default="cpu", help="where the models run (default: cpu)")
+    room = "room for prompt and answer together, in tokens (default: the target's, at most 8192)"
+    add("--max-model-len", type=int, metavar="INT", help=room)
+    batch = "requests decoded together; others wait (default: 8)"
+    add("--max-batch-size", "--max-num-seqs", type=int, default=8, metavar="INT", help=batch)
+    add_dataclass(parser, TreeConfig, SHAPE)
+    add_dataclass(parser, Settings)
+
+
+def run(args: argparse.Namespace) -> int:
+    settings, tree = from_args(Settings, args), from_args(TreeConfig, args)
+    if settings.api_key is None:
+        settings = replace(settings, api_key=os.environ.get(KEY_VARIABLE) or None)
+    method = parse_method(args.method, tree)
+    refuse_unused([method], tree)
+    check_installed()
+    from secondguess.server.listen import bind, listen
+
+    sock = bind(args.host, args.port)
+    start_logging()
+    app = make(args, method, tree, settings)
+    log.info("serving %s at http://%s:%d", args.target, *sock.getsockname()[:2])
+    if settings.api_key is None and args.host not in LOOPBACK:
+        log.warning("whoever reaches %s can use the server: --api-key lets in those who know it", args.host)
+    return 0 if listen(app, sock) else 1
+
+
+def check_installed() -> None:
+    missing = [name for name in ("fastapi", "prometheus_client", "uvicorn") if find_spec(name) is None]
+    if missing:
+        raise UserError(f"{missing[0]} is not installed; the server needs: pip install 'secondguess[serve]'")
+
+
+def start_logging() -> None:
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
+    for name in ("secondguess", "uvicorn"):
+        logging.getLogger(name).setLevel(logging.INFO)
+
+
+def make(args: argparse.Namespace, method: Method, tree: TreeConfig, settings: Settings) -> FastAPI:
+    """The application, around an LLM."""
+    from secondguess.engine.thread import run
+    from secondguess.llm import LLM
+    from secondguess.server.app import make_app
+    from secondguess.server.service import Service
+    from secondguess.target.load import load_target
+
+    log.info("loading %s", args.target)
+    target = run(load_target, args.target, args.dtype, args.device)
+    llm = LLM(
+        target,
+        args.drafter,
+        method=args.method,
+        others=others(method, args.drafter, target),
+        tree=tree,
+        max_batch_size=args.max_batch_size,
+        max_model_len=args.max_model_len,
+    )
+    return make_app(Service(llm, args.target, settings))
+
+
+def others(method: Method, drafter: str | None, target: HFTarget) -> list[str]:
+    """What requests may ask for besides: methods without a drafter, and EAGLE-3.1 where there is a PR drafter."""
+    from secondguess.drafter.shipped import shipped_for
+
+    names = [name for name in ("ar", "ngram") if name != method.name]
+    if method.name == "pr" and (drafter is not None or "eagle3.1" in shipped_for(target.embedding)):
+        names.append("eagle3.1")
+    return names

@@ -1,0 +1,93 @@
+"""Requests of one batch that are drafted for by different methods, and with smaller budgets if they want.
+
+R requests, N tree nodes.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from secondguess.engine.speculate import Accepted, Plain, Roots, Speculator
+from secondguess.tree.trim import row_of, side_by_side, trim
+from secondguess.types import DraftTree, Speculation
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Trees for some of a batch's requests."""
+
+    rows: Sequence[int]
+    tree: DraftTree
+
+
+class Menu:
+    """A speculator for each method on offer; every request has the one that it wants.
+
+    One that raises is switched off with a warning, and its requests go on without speculation: no text depends on it.
+    """
+
+    def __init__(self, speculators: Mapping[str, Speculator], default: str) -> None:
+        self.speculators, self.default = dict(speculators), default
+        self.wishes: dict[int, Speculation] = {}  # by slot
+        self.switched_off: dict[str, str] = {}  # methods, and why
+
+    def draft(self, roots: Roots) -> DraftTree:
+        parts = []
+        for method, rows in self._by_method(roots.slots).items():
+            tree = self._draft(method, subset(roots, rows))
+            parts += cut_down(tree, rows, [self.wishes[roots.slots[r]].budget for r in rows])
+        if len(parts) == 1:
+            return parts[0].tree
+        order = [r for part in parts for r in part.rows]
+        return side_by_side([part.tree for part in parts], order)
+
+    def accept(self, accepted: list[Accepted]) -> None:
+        for a in accepted:
+            self.wishes.setdefault(a.slot, a.speculation)
+        for method, rows in self._by_method(a.slot for a in accepted).items():
+            try:
+                self.speculators[method].accept([accepted[r] for r in rows])
+            except Exception as error:  # whatever a drafter raises, the target can go on
+                self._switch_off(method, error)
+
+    def release(self, slot: int) -> None:
+        self.wishes.pop(slot, None)
+        for speculator in self.speculators.values():
+            speculator.release(slot)
+
+    def _by_method(self, slots: Iterable[int]) -> dict[str, list[int]]:
+        groups: dict[str, list[int]] = {}
+        for r, slot in enumerate(slots):
+            groups.setdefault(self.wishes[slot].method or self.default, []).append(r)
+        return groups
+
+    def _draft(self, method: str, roots: Roots) -> DraftTree:
+        try:
+            return self.speculators[method].draft(roots)
+        except Exception as error:
+            self._switch_off(method, error)
+            return self.speculators[method].draft(roots)
+
+    def _switch_off(self, method: str, error: Exception) -> None:
+        log.warning("method %s failed and is switched off, decoding goes on without it", method, exc_info=error)
+        self.switched_off[method] = f"{type(error).__name__}: {error}"
+        self.speculators[method] = Plain()
+
+
+def subset(roots: Roots, rows: Sequence[int]) -> Roots:
+    """Some of the requests, in this order."""
+    columns = (roots.slots, roots.tokens, roots.histories, roots.draws)
+    return Roots(*(tuple(column[r] for r in rows) for column in columns), device=roots.device)
+
+
+def cut_down(tree: DraftTree, rows: Sequence[int], budgets: Sequence[int | None]) -> list[Part]:
+    """The trees of ``rows``; where there is a budget, no larger than it."""
+    whole = [r for r, budget in enumerate(budgets) if budget is None]
+    if len(whole) == len(rows):
+        return [Part(rows, tree)]
+    parts = [Part([rows[r]], trim(tree, r, budget)) for r, budget in enumerate(budgets) if budget is not None]
+    return parts + [Part([rows[r]], row_of(tree, r)) for r in whole]

@@ -1,0 +1,1 @@
+"""The OpenAI-compatible server: asyncio and HTTP outside, the engine's thread inside."""

@@ -1,0 +1,168 @@
+"""From the bodies of requests to what the engine is asked. Tokenizes, so it runs outside the event loop."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from secondguess.errors import UserError
+from secondguess.llm import LLM
+from secondguess.prompts import Chat, Prompt
+from secondguess.server.errors import ApiError, refusal
+from secondguess.server.protocol import ChatBody, CompletionBody, Message, Sampled, SpeculationChoice, TokenizeBody
+from secondguess.server.structure import chat_grammar, grammar
+from secondguess.types import Request, SamplingParams, Speculation
+
+SAME_NAME = (
+    "temperature",
+    "top_p",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "seed",
+    "min_tokens",
+    "ignore_eos",
+)
+AnyBody = TypeVar("AnyBody", bound=Sampled)
+COMPLETION_TOKENS = 16  # the OpenAI API's default where there is no chat
+
+
+def completion_requests(llm: LLM, body: CompletionBody) -> list[Request]:
+    """``n`` requests for each prompt, in the order of the answer's choices. Raises ApiError."""
+    of_prompt = body.logprobs if body.echo else None
+    if of_prompt is not None and body.stream:
+        raise ApiError(400, "logprobs of an echoed prompt do not stream: leave out stream, echo or logprobs", "logprobs")
+    body, rules, requests = seeded(body), grammar(llm, body), []
+    for prompt in as_prompts(body.prompt):
+        ids = fitting(llm, prompt, "prompt")
+        params = sampling(llm, body, ids, body.max_tokens or COMPLETION_TOKENS, body.logprobs)
+        params = replace(params, prompt_logprobs=of_prompt)
+        text = prompt if isinstance(prompt, str) else None
+        requests += choices(llm, body, Request(ids, params, text=text, grammar=rules))
+    return requests
+
+
+def chat_requests(llm: LLM, body: ChatBody) -> list[Request]:
+    """``n`` requests. Raises ApiError."""
+    if body.top_logprobs is not None and not body.logprobs:
+        raise ApiError(400, "top_logprobs needs logprobs: true", "top_logprobs")
+    given = body.max_completion_tokens or body.max_tokens
+    if body.max_tokens not in (None, given):
+        raise ApiError(400, "max_tokens and max_completion_tokens differ: give one of them", "max_tokens")
+    body, tools = seeded(body), body.tools if body.tool_choice != "none" else None
+    ids = fitting(llm, conversation(body.messages, tools, body.chat_template_kwargs), "messages")
+    params = sampling(llm, body, ids, given, (body.top_logprobs or 0) if body.logprobs else None)
+    return choices(llm, body, Request(ids, params, grammar=chat_grammar(llm, body)))
+
+
+def tokenized(llm: LLM, body: TokenizeBody) -> tuple[int, ...]:
+    """Raises ApiError."""
+    if (body.prompt is None) == (body.messages is None):
+        raise ApiError(400, "give either prompt or messages", "prompt")
+    if body.messages is None:
+        return encoded(llm, body.prompt or "", "prompt")
+    return encoded(llm, conversation(body.messages, body.tools, body.chat_template_kwargs), "messages")
+
+
+def as_prompts(given: str | Sequence[Any]) -> list[Prompt]:
+    """One or several, as the API lets clients write it."""
+    if len(given) == 0:
+        raise ApiError(400, "prompt is empty: give text or token ids", "prompt", "invalid_value")
+    return [given] if isinstance(given, str) or isinstance(given[0], int) else list(given)
+
+
+def conversation(
+    messages: Sequence[Message], tools: Sequence[dict[str, Any]] | None, variables: dict[str, Any] | None
+) -> Chat:
+    return Chat([as_message(message) for message in messages], tools or (), variables or {})
+
+
+def as_message(message: Message) -> dict[str, Any]:
+    """What a chat template expects: text in one piece, arguments of calls as objects."""
+    fields = message.model_dump(exclude_none=True)
+    if isinstance(message.content, list):
+        fields["content"] = "\n".join(part.text for part in message.content)
+    for call in fields.get("tool_calls", ()):
+        function = call.get("function")
+        if isinstance(function, dict) and isinstance(function.get("arguments"), str):
+            try:
+                function["arguments"] = json.loads(function["arguments"])
+            except ValueError as error:
+                raise ApiError(400, f"the arguments of a tool call are no JSON: {error}", "messages") from error
+    return fields
+
+
+def encoded(llm: LLM, prompt: Prompt, param: str) -> tuple[int, ...]:
+    try:
+        return llm.encode(prompt)
+    except UserError as error:
+        raise refusal(error, (), param) from error
+
+
+def fitting(llm: LLM, prompt: Prompt, param: str) -> tuple[int, ...]:
+    """The prompt's tokens, if they leave room for an answer."""
+    ids = encoded(llm, prompt, param)
+    if len(ids) >= llm.max_model_len:
+        raise too_long(llm, f"the prompt has {len(ids)} tokens", param)
+    return ids
+
+
+def too_long(llm: LLM, what: str, param: str) -> ApiError:
+    room = f"prompt and answer together have room for {llm.max_model_len}"
+    return ApiError(400, f"{what}, but {room}", param, "context_length_exceeded")
+
+
+def sampling(llm: LLM, body: Sampled, ids: Sequence[int], max_tokens: int | None, logprobs: int | None) -> SamplingParams:
+    """As asked for; without a limit, up to the end of the context."""
+    room = llm.max_model_len - len(ids)
+    if max_tokens is not None and max_tokens > room:
+        raise too_long(llm, f"the prompt has {len(ids)} tokens and {max_tokens} more are asked for", "max_tokens")
+    given = {name: getattr(body, name) for name in SAME_NAME if getattr(body, name) is not None}
+    try:
+        return SamplingParams(
+            **{"temperature": 1.0, **given},
+            top_k=max(body.top_k or 0, 0),
+            max_tokens=room if max_tokens is None else max_tokens,
+            stop=tuple([body.stop] if isinstance(body.stop, str) else body.stop or ()),
+            stop_token_ids=tuple(body.stop_token_ids or ()),
+            logit_bias=biases(body.logit_bias or {}),
+            logprobs=logprobs,
+        )
+    except UserError as error:
+        raise refusal(error, tuple(type(body).model_fields)) from error
+
+
+def biases(given: dict[str, float]) -> dict[int, float]:
+    """By token id; JSON has only strings for keys."""
+    for token in given:
+        if not token.isdecimal():
+            raise ApiError(400, f"logit_bias has the key {token!r}, which is no token id", "logit_bias", "invalid_value")
+    return {int(token): bias for token, bias in given.items()}
+
+
+def seeded(body: AnyBody) -> AnyBody:
+    """All answers have one seed. 32 bits, because clients that read numbers as floats may send it back."""
+    return body if body.seed is not None else body.model_copy(update={"seed": secrets.randbits(32)})
+
+
+def choices(llm: LLM, body: Sampled, request: Request) -> list[Request]:
+    """``n`` answers, with noise of their own."""
+    asked = replace(request, speculation=speculation(llm, body))
+    return [replace(asked, choice=choice) for choice in range(body.num_choices)]
+
+
+def speculation(llm: LLM, body: Sampled) -> Speculation:
+    wish = Speculation()
+    if body.speculation is False:
+        wish = Speculation("ar")
+    elif isinstance(body.speculation, SpeculationChoice):
+        wish = Speculation(body.speculation.method, body.speculation.budget)
+    try:
+        llm.check(wish)
+    except UserError as error:
+        raise refusal(error, (), "speculation") from error
+    return wish

@@ -1,0 +1,91 @@
+"""Every error as the OpenAI API's error object: ``{"error": {"message", "type", "param", "code"}}``."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from secondguess.errors import UserError
+
+log = logging.getLogger(__name__)
+
+TYPES = {401: "authentication_error", 429: "rate_limit_error"}
+BRANCHES = ("bool", "int", "float", "str", "list", "dict", "none", "tagged")  # of unions, in pydantic's locations
+
+
+class ApiError(Exception):
+    """An answer other than 200. ``param``: the field of the request that is to blame."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.param, self.code, self.headers = status, param, code, headers
+
+    @property
+    def content(self) -> dict[str, Any]:
+        default = "server_error" if self.status >= 500 else "invalid_request_error"
+        kind = TYPES.get(self.status, default)
+        return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
+
+    @property
+    def response(self) -> JSONResponse:
+        return JSONResponse(self.content, self.status, dict(self.headers or {}))
+
+
+def refusal(error: UserError, fields: Sequence[str], param: str | None = None) -> ApiError:
+    """400. Of ``fields``, the one that the message begins with is to blame, else ``param``."""
+    first = str(error).split(" ", 1)[0]
+    return ApiError(400, str(error), first if first in fields else param, "invalid_value")
+
+
+def add_handlers(app: FastAPI) -> None:
+    @app.exception_handler(ApiError)
+    async def api_error(_: Request, error: ApiError) -> JSONResponse:
+        return error.response
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
+        return of_validation(error.errors()).response
+
+    @app.exception_handler(HTTPException)
+    async def http_error(_: Request, error: HTTPException) -> JSONResponse:
+        return ApiError(error.status_code, str(error.detail), headers=error.headers).response
+
+    @app.exception_handler(Exception)
+    async def failure(_: Request, error: Exception) -> JSONResponse:
+        return of_failure(error).response
+
+
+def of_failure(error: BaseException) -> ApiError:
+    """500. Where it comes from goes into the log, and not to the client."""
+    log.error("a request failed", exc_info=error)
+    return ApiError(500, f"the request failed: {type(error).__name__}", code="internal_error")
+
+
+def of_validation(errors: Sequence[Mapping[str, Any]]) -> ApiError:
+    """400. Of a union's complaints the one that came furthest into a branch is the one meant."""
+    worst = max(errors, key=lambda e: (e["type"] == "unknown_field", len(e["loc"])))
+    path = [*worst["loc"][1:], *([worst["ctx"]["name"]] if worst["type"] == "unknown_field" else [])]
+    param = ".".join(str(part) for part in path if is_field(part)) or None
+    if worst["type"] == "json_invalid":
+        return ApiError(400, f"the body is no JSON: {worst['ctx']['error']}", code="invalid_json")
+    where = f"{param}: " if param and worst["type"] != "unknown_field" else ""
+    return ApiError(400, where + worst["msg"], param, worst["type"])
+
+
+def is_field(part: str | int) -> bool:
+    """Whether part of a location is a field or an index, and not the name of a union's branch."""
+    return isinstance(part, int) or (part not in BRANCHES and re.fullmatch(r"[a-z][a-z_]*", part) is not None)

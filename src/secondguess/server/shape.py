@@ -1,0 +1,148 @@
+"""Answers as the OpenAI API writes them, whole or in parts."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar
+
+from secondguess.llm import LLM
+from secondguess.server.accounts import metrics, num_prompt_tokens, usage
+from secondguess.types import Delta, Output, Request, TokenLogprobs
+
+
+class Shape(ABC):
+    """One answer with a choice for each request. A part of it has one choice, or none and the usage."""
+
+    prefix: ClassVar[str]
+    kind: ClassVar[str]
+    kind_of_parts: ClassVar[str]
+
+    def __init__(self, llm: LLM, model: str, requests: Sequence[Request]) -> None:
+        self.llm, self.requests = llm, requests
+        self.head = {"id": self.prefix + secrets.token_hex(12), "created": int(time.time()), "model": model}
+        self.head["system_fingerprint"] = f"fp_{llm.target.fingerprint[:10]}"
+        self.prompt_tokens = num_prompt_tokens(requests)
+
+    @abstractmethod
+    def choice(self, i: int, output: Output) -> dict[str, Any]:
+        """Choice number ``i``, whole."""
+
+    @abstractmethod
+    def pieces(self, i: int, delta: Delta) -> Iterator[dict[str, Any]]:
+        """What a delta adds to choice number ``i``: none, one or several pieces, the end of the choice by itself."""
+
+    def whole(self, outputs: Sequence[Output]) -> dict[str, Any]:
+        choices = [self.choice(i, output) for i, output in enumerate(outputs)]
+        return {"object": self.kind, **self.head, "choices": choices, **self._costs(outputs)}
+
+    def part(self, piece: dict[str, Any]) -> dict[str, Any]:
+        return {"object": self.kind_of_parts, **self.head, "choices": [piece]}
+
+    def last(self, outputs: Sequence[Output]) -> dict[str, Any]:
+        return {"object": self.kind_of_parts, **self.head, "choices": [], **self._costs(outputs)}
+
+    def usage(self, num_tokens: int) -> dict[str, int]:
+        return usage(self.prompt_tokens, num_tokens)
+
+    def token_text(self, token: int) -> str:
+        return self.llm.decode([token]) if self.llm.target.tokenizer else f"token_id:{token}"
+
+    def _costs(self, outputs: Sequence[Output]) -> dict[str, Any]:
+        num_tokens = sum(len(output.token_ids) for output in outputs)
+        return {"usage": self.usage(num_tokens), "metrics": metrics(self.llm, self.requests, outputs)}
+
+
+class ChatShape(Shape):
+    prefix, kind, kind_of_parts = "chatcmpl-", "chat.completion", "chat.completion.chunk"
+
+    def __init__(self, llm: LLM, model: str, requests: Sequence[Request]) -> None:
+        super().__init__(llm, model, requests)
+        self.begun: set[int] = set()
+
+    def choice(self, i: int, output: Output) -> dict[str, Any]:
+        message = {"role": "assistant", "content": output.text, "refusal": None}
+        rest = {"logprobs": self.logprobs(output.logprobs), "finish_reason": output.finish_reason}
+        return {"index": i, "message": message, **rest}
+
+    def pieces(self, i: int, delta: Delta) -> Iterator[dict[str, Any]]:
+        def piece(said: dict[str, Any], **more: Any) -> dict[str, Any]:
+            return {"index": i, "delta": said, "logprobs": None, "finish_reason": None, **more}
+
+        if i not in self.begun:
+            self.begun.add(i)
+            yield piece({"role": "assistant", "content": ""})
+        if delta.text or delta.logprobs:
+            yield piece({"content": delta.text}, logprobs=self.logprobs(delta.logprobs))
+        if delta.finish_reason:
+            yield piece({}, finish_reason=delta.finish_reason)
+
+    def logprobs(self, tokens: Sequence[TokenLogprobs]) -> dict[str, Any] | None:
+        """None if they were not asked for."""
+        if not tokens:
+            return None
+        content = [
+            {**self.entry(t.token, t.logprob), "top_logprobs": [self.entry(token, logp) for token, logp in t.top]}
+            for t in tokens
+        ]
+        return {"content": content, "refusal": None}
+
+    def entry(self, token: int, logprob: float) -> dict[str, Any]:
+        text = self.token_text(token)
+        return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+
+
+class CompletionShape(Shape):
+    prefix, kind, kind_of_parts = "cmpl-", "text_completion", "text_completion"
+
+    def __init__(self, llm: LLM, model: str, requests: Sequence[Request], echo: bool) -> None:
+        super().__init__(llm, model, requests)
+        self.echo = [self.prompt(request) if echo else "" for request in requests]  # what is still to be echoed
+        self.offsets = [0] * len(requests)  # characters of the tokens so far
+
+    def choice(self, i: int, output: Output) -> dict[str, Any]:
+        if self.echo[i] and output.logprobs:
+            return self.echoed(i, output)
+        return self.piece(i, self.echo[i] + output.text, output.logprobs, output.finish_reason)
+
+    def echoed(self, i: int, output: Output) -> dict[str, Any]:
+        """With the log-probabilities of prompt and answer; a text's first token has none."""
+        first, text = output.prompt_ids[0], self.echo[i] + output.text
+        self.offsets[i] = len(self.token_text(first))
+        whole = self.piece(i, text, (*output.prompt_logprobs, *output.logprobs), output.finish_reason)
+        for name, value in (("tokens", self.token_text(first)), ("text_offset", 0)):
+            whole["logprobs"][name].insert(0, value)
+        for name in ("token_logprobs", "top_logprobs"):
+            whole["logprobs"][name].insert(0, None)
+        return whole
+
+    def pieces(self, i: int, delta: Delta) -> Iterator[dict[str, Any]]:
+        text, self.echo[i] = self.echo[i] + delta.text, ""
+        if text or delta.logprobs:
+            yield self.piece(i, text, delta.logprobs, None)
+        if delta.finish_reason:
+            yield self.piece(i, "", (), delta.finish_reason)
+
+    def piece(self, i: int, text: str, tokens: Sequence[TokenLogprobs], reason: str | None) -> dict[str, Any]:
+        return {"index": i, "text": text, "logprobs": self.logprobs(i, tokens), "finish_reason": reason}
+
+    def prompt(self, request: Request) -> str:
+        return self.llm.decode(request.prompt_ids) if request.text is None else request.text
+
+    def logprobs(self, i: int, tokens: Sequence[TokenLogprobs]) -> dict[str, Any] | None:
+        """None if they were not asked for. The best tokens' always have the token's own among them."""
+        if not tokens:
+            return None
+        texts, offsets = [self.token_text(t.token) for t in tokens], []
+        for text in texts:
+            offsets.append(self.offsets[i])
+            self.offsets[i] += len(text)
+        best = ({self.token_text(token): logp for token, logp in t.top} for t in tokens)
+        return {
+            "tokens": texts,
+            "token_logprobs": [t.logprob for t in tokens],
+            "top_logprobs": [row | {text: t.logprob} for row, text, t in zip(best, texts, tokens, strict=True)],
+            "text_offset": offsets,
+        }

@@ -1,0 +1,446 @@
+"""The server under stress: full queues, clients that leave, faults, signals; and a client that we did not write."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+pytest.importorskip("prometheus_client")
+pytest.importorskip("httpx")
+pytest.importorskip("uvicorn")
+
+import httpx
+import uvicorn
+from fastapi import FastAPI
+
+from secondguess import LLM, SamplingParams, TreeConfig
+from secondguess.cli import main
+from secondguess.engine.thread import run, submit
+from secondguess.server.app import make_app
+from secondguess.server.service import Service
+from secondguess.server.settings import Settings
+from tiny_folder import save_tiny
+
+TREE = TreeConfig(budget=12, num_steps=4, grow_width=3, offer_width=3)
+TEXT = {"prompt": "hello", "max_tokens": 24, "seed": 7, "ignore_eos": True}
+ENDLESS = TEXT | {"max_tokens": 900}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return save_tiny(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="module")
+def llm(folder) -> LLM:
+    others = ("ar", "ngram", "eagle3.1")
+    return LLM(folder / "target", folder / "drafters" / "pr", others=others, tree=TREE, max_batch_size=2)
+
+
+@pytest.fixture(scope="module")
+def text(folder) -> str:
+    """Of ``TEXT``, decoded plainly."""
+    params = SamplingParams(temperature=1.0, seed=7, max_tokens=24, ignore_eos=True)
+    return LLM(folder / "target", method="ar").generate("hello", params)[0].text
+
+
+def service_of(llm: LLM, **settings: Any) -> tuple[Service, FastAPI]:
+    service = Service(llm, "tiny", Settings(**settings))
+    return service, make_app(service)
+
+
+def client_of(app: FastAPI) -> httpx.AsyncClient:
+    transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
+    return httpx.AsyncClient(transport=transport, base_url="http://test")
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0.002)
+
+
+def assert_idle(llm: LLM, service: Service) -> None:
+    run(int)
+    assert service.num_inside == 0
+    assert llm.load.num_running == llm.load.num_waiting == 0
+    assert sorted(llm._scheduler.free) == [0, 1]
+
+
+@contextmanager
+def engine_held() -> Iterator[threading.Event]:
+    """Meanwhile the engine does nothing."""
+    gate = threading.Event()
+    submit(gate.wait)
+    try:
+        yield gate
+    finally:
+        gate.set()
+
+
+# Queue and time
+
+
+def test_a_full_queue_says_come_again(llm: LLM, text: str) -> None:
+    service, app = service_of(llm, max_queue=1)
+
+    async def crowd() -> list[httpx.Response]:
+        async with client_of(app) as client:
+            with engine_held():
+                tasks = [asyncio.create_task(client.post("/v1/completions", json=TEXT)) for _ in range(5)]
+                await until(lambda: sum(task.done() for task in tasks) == 2)
+                health = await client.get("/health")
+                assert health.status_code == 200
+            return await asyncio.gather(*tasks)
+
+    responses = asyncio.run(crowd())
+    assert sorted(r.status_code for r in responses) == [200, 200, 200, 429, 429]
+    for response in responses:
+        if response.status_code == 429:
+            assert int(response.headers["retry-after"]) >= 1
+            assert response.json()["error"]["code"] == "queue_full"
+        else:
+            assert response.json()["choices"][0]["text"] == text
+    assert_idle(llm, service)
+    assert 'request_rejected_total{model_name="tiny"} 2.0' in service.metrics.page().decode()
+
+
+def test_all_answers_of_a_request_find_room_or_none(llm: LLM) -> None:
+    service, app = service_of(llm, max_queue=2)
+
+    async def ask() -> tuple[int, int]:
+        async with client_of(app) as client:
+            with engine_held():
+                first = asyncio.create_task(client.post("/v1/completions", json=TEXT | {"n": 3}))
+                await until(lambda: service.num_inside == 3)
+                second = await client.post("/v1/completions", json=TEXT | {"n": 2})
+            return (await first).status_code, second.status_code
+
+    assert asyncio.run(ask()) == (200, 429)
+    assert_idle(llm, service)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_request_that_takes_too_long(llm: LLM, stream: bool) -> None:
+    service, app = service_of(llm, request_timeout=0.05)
+
+    async def ask() -> httpx.Response:
+        async with client_of(app) as client:
+            with engine_held():
+                return await client.post("/v1/completions", json=ENDLESS | {"stream": stream})
+
+    response = asyncio.run(ask())
+    if stream:
+        error = json.loads(response.text.split("\n\n")[0].removeprefix("data: "))["error"]
+        assert response.text.endswith("data: [DONE]\n\n")
+    else:
+        assert response.status_code == 504
+        error = response.json()["error"]
+    assert (error["code"], error["type"]) == ("timeout", "server_error")
+    assert_idle(llm, service)
+
+
+# Clients that leave
+
+
+async def call(app: FastAPI, body: dict[str, Any], leave: asyncio.Event, heard: list[bytes]) -> None:
+    """POST as a client that leaves at ``leave``; ``heard`` gets the bodies."""
+    content, sent = json.dumps(body).encode(), False
+
+    async def receive() -> dict[str, Any]:
+        nonlocal sent
+        if not sent:
+            sent = True
+            return {"type": "http.request", "body": content, "more_body": False}
+        await leave.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: dict[str, Any]) -> None:
+        if message["type"] == "http.response.body":
+            heard.append(message["body"])
+
+    await app(dict(SCOPE), receive, send)
+
+
+SCOPE = {
+    "type": "http",
+    "asgi": {"version": "3.0"},
+    "http_version": "1.1",
+    "method": "POST",
+    "scheme": "http",
+    "path": "/v1/completions",
+    "raw_path": b"/v1/completions",
+    "root_path": "",
+    "query_string": b"",
+    "headers": [(b"content-type", b"application/json")],
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("n", [1, 4])
+def test_a_client_that_leaves_frees_its_slots(llm: LLM, stream: bool, n: int) -> None:
+    service, app = service_of(llm)
+
+    async def leave() -> None:
+        leaving, heard = asyncio.Event(), []
+        task = asyncio.create_task(call(app, ENDLESS | {"stream": stream, "n": n}, leaving, heard))
+        await until(lambda: llm.load.num_running == min(n, 2))
+        leaving.set()
+        await asyncio.wait_for(task, 20)
+        run(int)  # the cycle that was going on
+        assert llm.load.num_running == llm.load.num_waiting == 0
+
+    asyncio.run(leave())
+    assert_idle(llm, service)
+    assert f'finished_reason="abort",model_name="tiny"}} {n}.0' in service.metrics.page().decode()
+
+
+def test_a_client_that_leaves_the_queue(llm: LLM, text: str) -> None:
+    service, app = service_of(llm)
+
+    async def leave() -> str:
+        async with client_of(app) as client:
+            with engine_held():
+                leaving = asyncio.Event()
+                task = asyncio.create_task(call(app, ENDLESS, leaving, []))
+                await until(lambda: service.num_inside == 1)
+                other = asyncio.create_task(client.post("/v1/completions", json=TEXT))
+                await until(lambda: service.num_inside == 2)
+                leaving.set()
+                await asyncio.wait_for(task, 20)
+                assert service.num_inside == 1
+            return (await other).json()["choices"][0]["text"]
+
+    assert asyncio.run(leave()) == text
+    assert_idle(llm, service)
+
+
+def test_a_client_that_does_not_read_holds_no_slot(llm: LLM) -> None:
+    service, app = service_of(llm)
+
+    async def stall() -> None:
+        stalled = asyncio.Event()
+
+        async def send(_: dict[str, Any]) -> None:
+            stalled.set()
+            await asyncio.sleep(3600)
+
+        async def receive() -> dict[str, Any]:
+            if stalled.is_set():
+                await asyncio.sleep(3600)
+            return {"type": "http.request", "body": json.dumps(TEXT | {"stream": True}).encode()}
+
+        task = asyncio.create_task(app(dict(SCOPE), receive, send))
+        await stalled.wait()
+        await until(lambda: service.num_inside == 0)
+        task.cancel()
+
+    asyncio.run(stall())
+    assert_idle(llm, service)
+
+
+# Faults
+
+
+def test_a_fault_of_the_engine_is_a_500_and_the_next_request_is_well(llm: LLM, text: str, monkeypatch) -> None:
+    service, app = service_of(llm)
+    forward = llm.target.forward
+
+    def failing(rows, cache, last_only=False):
+        if not last_only:
+            raise MemoryError("secret detail")
+        return forward(rows, cache, last_only)
+
+    async def ask() -> httpx.Response:
+        async with client_of(app) as client:
+            return await client.post("/v1/completions", json=TEXT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(llm.target, "forward", failing)
+        response = asyncio.run(ask())
+    assert response.status_code == 500
+    assert response.json()["error"]["type"] == "server_error"
+    assert "secret detail" not in response.text
+    assert asyncio.run(ask()).json()["choices"][0]["text"] == text
+    assert_idle(llm, service)
+
+
+def test_refused_requests_do_not_disturb_their_batch_mates(llm: LLM, text: str) -> None:
+    service, app = service_of(llm)
+    bad = [{"prompt": [999]}, {"prompt": "x" * 2000}, {"logit_bias": {"999": 1}}, {"speculation": {"method": "x"}}]
+
+    async def crowd() -> list[httpx.Response]:
+        async with client_of(app) as client:
+            bodies = [TEXT, *(TEXT | b for b in bad), TEXT]
+            return await asyncio.gather(*(client.post("/v1/completions", json=b) for b in bodies))
+
+    first, *refused, last = asyncio.run(crowd())
+    assert [r.status_code for r in refused] == [400] * 4
+    for response in (first, last):
+        assert response.json()["choices"][0]["text"] == text
+    assert_idle(llm, service)
+
+
+def test_the_engine_is_warm_before_the_server_is_ready(llm: LLM) -> None:
+    _, app = service_of(llm)
+    before = llm.totals.num_tokens
+
+    async def start() -> int:
+        async with app.router.lifespan_context(app):
+            return llm.totals.num_tokens - before
+
+    assert asyncio.run(start()) > 1
+
+
+# Real connections
+
+
+@contextmanager
+def listening(app: FastAPI) -> Iterator[str]:
+    sock = socket.socket()
+    sock.bind(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(app, log_config=None))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]})
+    thread.start()
+    try:
+        deadline = time.monotonic() + 30
+        while not server.started:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        yield f"http://127.0.0.1:{sock.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join(30)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_broken_connection_frees_its_slot(llm: LLM, stream: bool) -> None:
+    service, app = service_of(llm)
+    with listening(app) as url:
+        if stream:
+            with httpx.stream("POST", f"{url}/v1/completions", json=ENDLESS | {"stream": True}) as response:
+                next(response.iter_lines())
+        else:
+            with pytest.raises(httpx.ReadTimeout):
+                httpx.post(f"{url}/v1/completions", json=ENDLESS, timeout=0.2)
+        deadline = time.monotonic() + 20
+        while service.num_inside or llm.load.num_running:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert 'finished_reason="abort"' in service.metrics.page().decode()
+    assert_idle(llm, service)
+
+
+def test_the_official_client(llm: LLM, text: str) -> None:
+    openai = pytest.importorskip("openai")
+    service, app = service_of(llm, api_key="secret")
+    with listening(app) as url:
+        client = openai.OpenAI(base_url=f"{url}/v1", api_key="secret", max_retries=0)
+        assert [model.id for model in client.models.list()] == ["tiny"]
+        extra = {"ignore_eos": True}
+        whole = client.completions.create(model="tiny", prompt="hello", max_tokens=24, seed=7, extra_body=extra)
+        assert whole.choices[0].text == text
+        assert whole.usage.completion_tokens == 24
+        messages = [{"role": "user", "content": "hello"}]
+        same = {"model": "tiny", "messages": messages, "max_tokens": 24, "seed": 7}
+        answers = [
+            client.chat.completions.create(**same, extra_body={"ignore_eos": True, "speculation": way})
+            for way in (True, False)
+        ]
+        assert answers[0].choices[0].message.content == answers[1].choices[0].message.content
+        scored = client.chat.completions.create(**same, n=2, logprobs=True, top_logprobs=2, stop="zzz")
+        assert len(scored.choices) == 2
+        assert len(scored.choices[0].logprobs.content[0].top_logprobs) == 2
+        stream = client.chat.completions.create(
+            **same, stream=True, stream_options={"include_usage": True}, extra_body=extra
+        )
+        parts = list(stream)
+        said = [part.choices[0].delta.content or "" for part in parts if part.choices]
+        assert "".join(said) == answers[0].choices[0].message.content
+        assert parts[-1].usage.completion_tokens == 24
+        assert parts[-1].model_extra["metrics"]["speculative_decoding"]["num_spec_steps"] > 0
+        with pytest.raises(openai.BadRequestError, match="did you mean temperature"):
+            client.chat.completions.create(**same, extra_body={"temprature": 1})
+        with pytest.raises(openai.AuthenticationError):
+            client.with_options(api_key="wrong").models.list()
+        with pytest.raises(openai.NotFoundError):
+            client.chat.completions.create(**same | {"model": "gpt"})
+    assert_idle(llm, service)
+
+
+# The command
+
+
+@contextmanager
+def served(folder, *flags: str) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port = sock.getsockname()[1]
+    command = [sys.executable, "-m", "secondguess", "serve", str(folder / "target"), "--port", str(port), *flags]
+    drafter = ["--drafter", str(folder / "drafters" / "pr"), "--budget", "12", "--max-model-len", "1024"]
+    process = subprocess.Popen([*command, *drafter], env=os.environ | {"SECONDGUESS_API_KEY": "secret"})
+    url = f"http://127.0.0.1:{port}"
+    try:
+        deadline = time.monotonic() + 90
+        while not answers_at(url):
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        yield process, url
+    finally:
+        process.kill()
+        process.wait()
+
+
+def answers_at(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/health", timeout=10).status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def test_sigterm_lets_running_requests_end(folder) -> None:
+    headers = {"authorization": "Bearer secret"}
+    with served(folder) as (process, url):
+        assert httpx.get(f"{url}/v1/models").status_code == 401
+        body = ENDLESS | {"stream": True, "max_tokens": 300, "stream_options": {"include_usage": True}}
+        with httpx.stream("POST", f"{url}/v1/completions", json=body, headers=headers, timeout=60) as response:
+            lines = response.iter_lines()
+            next(lines)
+            process.send_signal(signal.SIGTERM)
+            rest = [line for line in lines if line]
+        assert rest[-1] == "data: [DONE]"
+        assert json.loads(rest[-2].removeprefix("data: "))["usage"]["completion_tokens"] == 300
+        assert process.wait(30) == 0
+
+
+def test_what_cannot_be_served_is_said_in_one_line(folder, capsys) -> None:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        sock.listen()
+        taken = str(sock.getsockname()[1])
+        target = str(folder / "target")
+        for flags, said in (
+            (["--port", taken], "cannot listen at 127.0.0.1"),
+            (["--port", "99999"], "--port must be in"),
+            (["--host", "nowhere.invalid"], "cannot listen at nowhere.invalid"),
+            (["--port", "0", "--method", "prr"], "did you mean pr"),
+            (["--port", "0", "--request-timeout", "0"], "request_timeout must be above 0"),
+            (["--port", "0", "--api-key", ""], "api_key must not be empty"),
+            (["--port", "0"], "no drafter 'pr'"),
+        ):
+            assert main(["serve", target, *flags]) == 2
+            (line,) = capsys.readouterr().err.strip().splitlines()[-1:]
+            assert said in line
