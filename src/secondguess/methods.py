@@ -143,9 +143,9 @@ def open_drafter(
 
 def _load_packed(folder: Path, target: HFTarget) -> Drafter:
     from secondguess.drafter.checkpoint import load_drafter
-    from secondguess.target.linear import can_pack, pack_linears
+    from secondguess.target.linear import can_pack, exact_form, pack_linears
 
     drafter = load_drafter(folder, target.embedding, target.spec.num_layers)
     if can_pack(drafter):
-        pack_linears(drafter)
+        pack_linears(drafter, exact_form(drafter))
     return drafter

@@ -41,6 +41,11 @@ def from_args(cls: type[T], args: Namespace, **more: Any) -> T:
         raise UserError(str(error)) from error
 
 
+def add_dtype(parser: ArgumentParser) -> None:
+    dtypes = "float32, float64, bfloat16, float16; int8 and int4 are of the weights alone"
+    parser.add_argument("--dtype", default="float32", help=f"{dtypes} (default: float32)")
+
+
 def _kind(hint: Any) -> dict[str, Any]:
     """How argparse reads a value of this type."""
     parts = get_args(hint)

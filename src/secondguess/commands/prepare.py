@@ -11,6 +11,7 @@ from pathlib import Path
 
 from secondguess.atomic import check_folder
 from secondguess.bench.tasks import TASKS, load_tasks
+from secondguess.commands.options import add_dtype
 from secondguess.commands.progress import progress
 from secondguess.commands.workload import comma_separated
 from secondguess.errors import UserError
@@ -41,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--data-dir", type=Path, help="folder of the named tasks' files")
     add("--given", type=Path, metavar="FILE", help="answers to take as they are, as --compact wrote them")
     add("--compact", type=Path, metavar="FILE", help="also write all answers without their prompts (safetensors)")
-    add("--dtype", default="float32", help="float32, float64, bfloat16 or float16 (default: float32)")
+    add_dtype(parser)
 
 
 def run(args: argparse.Namespace) -> int:

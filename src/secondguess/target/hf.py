@@ -19,7 +19,7 @@ from secondguess.target import attention
 from secondguess.target.base import TargetSpec, default_tap_layers
 from secondguess.target.fingerprint import model_fingerprint
 from secondguess.target.lean import LeanDecoder, fits
-from secondguess.target.linear import can_pack, pack_linears, packed
+from secondguess.target.linear import can_pack, head_form, pack_linears, packed
 from secondguess.types import Rows, TargetOut
 
 # Linear layers round one row alone differently (see ``linear``), and take longer for one than for four.
@@ -53,20 +53,22 @@ class HFTarget:
     Raises UserError for a model type outside ``FAMILIES`` (SmolLM and SmolLM2 are ``llama``).
     """
 
-    def __init__(self, model: Any, tokenizer: PreTrainedTokenizerBase | None = None) -> None:
-        """``model``: a transformers ``...ForCausalLM``."""
+    def __init__(
+        self, model: Any, tokenizer: PreTrainedTokenizerBase | None = None, form: str = "float32"
+    ) -> None:
+        """``model``: a transformers ``...ForCausalLM``. ``form``: of the weights of a float32 model, see ``packed``."""
         check_family(model.config)
         self.model = model.eval().requires_grad_(False)
         self.tokenizer: Any = tokenizer
-        self.fingerprint = model_fingerprint(model)  # before packing takes the weights apart
+        self.fingerprint = model_fingerprint(model, form)  # before packing takes the weights apart
         self.spec = _spec(model)
         self.embedding: Tensor = model.get_input_embeddings().weight
         self.head_weight: Tensor = model.get_output_embeddings().weight
         self._softcap: float | None = getattr(model.config, "final_logit_softcapping", None)
         self._decode: Callable[[attention.Step], Tensor] = (LeanDecoder if fits(model) else GenericDecoder)(
-            model, self.spec.tap_layers
+            model, self.spec.tap_layers, form
         )
-        self._head = packed(model.get_output_embeddings())
+        self._head = packed(model.get_output_embeddings(), head_form(model.get_output_embeddings(), form))
 
     def new_cache(self, num_slots: int, num_columns: int) -> SlotCache:
         """``num_columns``: the longest text plus the rows of one pass."""
@@ -94,10 +96,10 @@ class HFTarget:
 class GenericDecoder:
     """The model's own forward, unmodified but for our attention and packed linear layers; hooks catch the taps."""
 
-    def __init__(self, model: Any, tap_layers: Collection[int]) -> None:
+    def __init__(self, model: Any, tap_layers: Collection[int], form: str) -> None:
         self.model = model.base_model
         if can_pack(model):
-            pack_linears(self.model)
+            pack_linears(self.model, form)
         model.set_attn_implementation(attention.NAME)
         for layer in tap_layers:
             self.model.layers[layer].register_forward_pre_hook(tap(layer), with_kwargs=True)
