@@ -1,11 +1,11 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench
+.PHONY: help setup demo test test-slow check bench
 
 BIN := .venv/bin
 BENCH := smollm2-135m --method ar,eagle3.1,pr --tasks gsm8k,mt_bench,humaneval --limit 3 --max-new-tokens 64
 
 help: ## list the targets
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 14
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 14
 
 setup: ## create .venv and install everything (at once if nothing changed)
 	@scripts/setup.sh
@@ -15,6 +15,9 @@ demo: setup ## decode three prompts plainly, with EAGLE-3.1 and with PR, side by
 
 test: setup ## run the tests, the slow ones left out
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto -m "not slow"
+
+test-slow: setup ## the slow tests, on the default target
+	$(BIN)/python -m pytest -q -m slow
 
 check: setup ## lint, format and types
 	$(BIN)/ruff check .

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -182,7 +183,7 @@ def finish(bench: Bench, folder: Path) -> Findings:
     return Findings(bench, store.results, audit_all(bench, store.results))
 
 
-TIMES = ("_ms", "tokens_per_second", "speedup", "memory")
+TIMES = ("_ms", "tokens_per_second", "speedup", "memory", "unaccounted")
 
 
 def untimed(rows):
@@ -201,6 +202,40 @@ def test_rows_of_a_lossless_run(target, drafter: Path, tmp_path: Path) -> None:
     parts = sum(pr[name] for name in ("draft_ms", "verify_ms", "walk_ms", "rest_ms"))
     assert parts == pytest.approx(pr["cycle_ms"])
     assert pr["speedup_vs_ar"] == pytest.approx(pr["tokens_per_second"] / ar["tokens_per_second"])
+
+
+def test_a_planted_slow_down_is_visible(target, drafter: Path, tmp_path: Path) -> None:
+    """Of two methods with the same tree, one drafts 4 ms longer: seen in its part of the cycle and in the speedup."""
+    bench = make(target, ["eagle3.1", "pr:m=0"], drafter=drafter, prompts=4)
+    slow = next(llm for method, llm in bench.llms.items() if method.typed == "pr:m=0")
+    draft = slow.engine.speculator.draft
+
+    def draft_late(roots):
+        time.sleep(0.004)
+        return draft(roots)
+
+    slow.engine.speculator.draft = draft_late  # type: ignore[method-assign]
+    _, plain, late = finish(bench, tmp_path).totals()
+    assert late["acceptance_length"] == plain["acceptance_length"]
+    assert 3.5 < late["draft_ms"] - plain["draft_ms"] < 40
+    assert abs(late["verify_ms"] - plain["verify_ms"]) < late["draft_ms"] - plain["draft_ms"]
+    assert late["speedup_high"] < plain["speedup_low"]
+
+
+def test_wall_time_is_the_sum_of_its_parts(target, tmp_path: Path) -> None:
+    bench = make(target, ["ngram"], prompts=4)
+    rows = finish(bench, tmp_path).totals()
+    assert all(0 <= row["unaccounted"] < 0.5 for row in rows)  # tiny cycles: the calls themselves cost something
+    llm = bench.llms[next(iter(bench.llms))]
+    generate = llm.generate
+
+    def generate_late(prompts, params):
+        time.sleep(0.1)
+        return generate(prompts, params)
+
+    llm.generate = generate_late  # type: ignore[method-assign]
+    late, ngram = finish(bench, tmp_path / "late").totals()
+    assert late["unaccounted"] > 0.5 > ngram["unaccounted"]
 
 
 def test_batches_give_the_same_texts_as_single_prompts(target, drafter: Path, tmp_path: Path) -> None:

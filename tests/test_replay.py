@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -165,12 +166,41 @@ def test_counts_equal_hand_computed_ones() -> None:
     assert tallies[1] == Tally(False, Counter({2: 1, 0: 1}), [6, 2], [1, 1])
     assert tallies[1].num_emitted == 4
     found = measure(tallies, None)
+    assert found["repeated_siblings"] == 0
     assert found["acceptance_length"] == 2.0
     assert found["acceptance_by_depth"] == [0.5, 1.0]
     assert found["acceptance_by_level"] == [1 / 6, 1 / 2]
     assert found["refined_drafted"] == 0.25
     assert found["refined_accepted"] == 0.5
     assert found["gain"] is None
+
+
+def test_a_repeated_sibling_is_counted() -> None:
+    """Node 3 repeats node 1; 4 and 5 have different parents, 6 and 7 are padding."""
+    tree = DraftTree(
+        tokens_RN=torch.tensor([[9, 1, 2, 1, 5, 5, 0, 0]]),
+        parents_RN=torch.tensor([[-1, 0, 0, 0, 1, 2, -1, -1]]),
+        depths_RN=torch.tensor([[0, 1, 1, 1, 2, 2, 0, 0]]),
+        levels_RN=torch.zeros(1, 8, dtype=torch.long),
+        scores_RN=torch.zeros(1, 8),
+        valid_RN=torch.tensor([[True] * 6 + [False] * 2]),
+    )
+    (found,) = tallies = [Tally(False)]
+    count(tallies, [0], CycleTrace(tree, Verdict(torch.tensor([[0]]), torch.tensor([[7]]), torch.tensor([1]))))
+    assert found.repeated == 1
+    assert measure(tallies, None)["repeated_siblings"] == 1 / 5
+
+
+def test_a_planted_duplicate_is_caught(target, drafters, tmp_path) -> None:
+    made = transcripts(target, tmp_path, SamplingParams(seed=3, max_tokens=40), PROMPTS[:4])
+    shares = {}
+    for typed in ("pr", "pr:merge=append"):
+        tallies = [Tally(False) for _ in made]
+        speculator = make_speculator(parse_method(typed, TREE), target, drafters / "pr", len(made), 200)
+        replay(speculator, [read(target, t) for t in made], partial(count, tallies))
+        shares[typed] = measure(tallies, None)["repeated_siblings"]
+    assert shares["pr"] == 0
+    assert shares["pr:merge=append"] > 0.05
 
 
 def test_depths_and_taus() -> None:

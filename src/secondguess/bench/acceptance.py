@@ -10,8 +10,11 @@ from statistics import mean
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from secondguess.engine.cycle import CycleTrace
+from secondguess.types import DraftTree
 
 RESAMPLES = 10_000
 LEVELS = 2
@@ -25,6 +28,7 @@ class Tally:
     accepted_lengths: Counter[int] = field(default_factory=Counter)  # accepted draft tokens of a cycle: how often
     drafted: list[int] = field(default_factory=lambda: [0] * LEVELS)  # nodes, by level
     accepted: list[int] = field(default_factory=lambda: [0] * LEVELS)
+    repeated: int = 0  # drafted nodes with the parent and the token of an earlier one: wasted budget
 
     @property
     def num_cycles(self) -> int:
@@ -40,15 +44,24 @@ def count(tallies: Sequence[Tally], texts: Sequence[int], trace: CycleTrace) -> 
     tree, verdict = trace.tree, trace.verdict
     node_RN = tree.valid_RN & (tree.depths_RN > 0)
     drafted_R2 = [[int(n) for n in ((tree.levels_RN == level) & node_RN).sum(1)] for level in range(LEVELS)]
+    repeated_R = repeated(tree, node_RN).tolist()
     paths, lengths = verdict.path_RD.tolist(), verdict.num_emitted_R.tolist()
     levels = tree.levels_RN.tolist()
     for r, i in enumerate(texts):
         tally = tallies[i]
         tally.accepted_lengths[lengths[r] - 1] += 1
+        tally.repeated += repeated_R[r]
         for node in paths[r][1 : lengths[r]]:
             tally.accepted[levels[r][node]] += 1
         for level in range(LEVELS):
             tally.drafted[level] += drafted_R2[level][r]
+
+
+def repeated(tree: DraftTree, node_RN: Tensor) -> Tensor:
+    """int64 [R]: how many of the nodes have a sibling before them with the same token."""
+    place_RN = torch.stack((tree.parents_RN, tree.tokens_RN), -1)
+    same_RNN = (place_RN[:, :, None] == place_RN[:, None]).all(-1) & node_RN[:, :, None] & node_RN[:, None]
+    return same_RNN.tril(-1).any(-1).sum(-1)
 
 
 def acceptance_length(tallies: Sequence[Tally]) -> float | None:
@@ -102,6 +115,7 @@ def measure(ours: Sequence[Tally], baseline: Sequence[Tally] | None) -> dict[str
         "acceptance_by_level": [a / d if d else None for a, d in zip(accepted, drafted, strict=True)],
         "refined_drafted": drafted[1] / max(sum(drafted), 1),
         "refined_accepted": accepted[1] / max(sum(accepted), 1),
+        "repeated_siblings": sum(t.repeated for t in ours) / max(sum(drafted), 1),
         "gain": gain and gain[0],
         "gain_low": gain and gain[1],
         "gain_high": gain and gain[2],

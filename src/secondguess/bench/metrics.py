@@ -94,6 +94,14 @@ def speedup_intervals(results: Sequence[Result], plain: Sequence[Result]) -> dic
     return dict(zip(_INTERVALS, map(float, found), strict=True))
 
 
+def unaccounted(results: Sequence[Result]) -> float | None:
+    """The share of the calls' wall time that prefills and cycles do not explain."""
+    groups = [list(group) for _, group in groupby(results, lambda r: r.group)]
+    wall_s = sum(group[0].wall_s for group in groups)
+    decode_s = sum(longest.decode_s for _, longest in group_costs(results))
+    return 1 - (decode_s + sum(r.stats.prefill_s for r in results)) / wall_s if wall_s else None
+
+
 def identical(results: Sequence[Result], plain: Sequence[Result]) -> float:
     """The share of prompts whose token ids equal plain decoding's."""
     return mean(r.token_ids == p.token_ids for r, p in zip(results, plain, strict=True))
@@ -138,6 +146,7 @@ def measure(results: Sequence[Result], plain: Sequence[Result]) -> dict[str, Any
         "speedup_macro": speedup_macro(ours, theirs),
         **speedup_intervals(ours, theirs),
         **milliseconds(ours),
+        "unaccounted": unaccounted(ours),
         "identical_to_ar": identical(ours, theirs),
         "looping": 1 - len(flowing) / len(ours),
         "peak_memory_bytes": max(r.peak_memory_bytes for r in ours),

@@ -32,11 +32,12 @@ class Result:
     stats: Stats
     error: str | None = None  # why there is no text
     peak_memory_bytes: int = 0  # of the process that decoded, so far
+    wall_s: float = 0.0  # of the group's whole call; 0 where it was not taken
 
     @classmethod
-    def of(cls, key: Key, group: int, output: Output, peak_memory_bytes: int = 0) -> Result:
+    def of(cls, key: Key, group: int, output: Output, peak_memory_bytes: int = 0, wall_s: float = 0.0) -> Result:
         text = output.seed, output.finish_reason, output.token_ids, output.text
-        return cls(key, group, *text, output.stats, peak_memory_bytes=peak_memory_bytes)
+        return cls(key, group, *text, output.stats, None, peak_memory_bytes, wall_s)
 
     @classmethod
     def failed(cls, key: Key, group: int, seed: int, error: str) -> Result:

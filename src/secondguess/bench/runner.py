@@ -6,6 +6,7 @@ import resource
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from time import perf_counter
 
 from secondguess.bench.audit import Audit, Job, audit
 from secondguess.bench.peers.process import Peer
@@ -74,14 +75,14 @@ def run(bench: Bench, store: Store, on_result: Callable[[Result], None]) -> None
 def take(bench: Bench, group: Group, method: Method, temperature: float, round_: int) -> list[Result]:
     """One turn. A failure is a result, too."""
     job, number = bench.job(group, temperature), round_ * len(bench.groups) + group.number
-    where = keys(group, method, temperature, round_)
+    where, started = keys(group, method, temperature, round_), perf_counter()
     try:
         outputs = bench.decoder(method).generate(job.prompts, job.params)
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
         return [Result.failed(key, number, p.seed or 0, reason) for key, p in zip(where, job.params, strict=True)]
-    peak = peak_memory(bench.decoder(method))
-    return [Result.of(key, number, output, peak) for key, output in zip(where, outputs, strict=True)]
+    wall_s, peak = perf_counter() - started, peak_memory(bench.decoder(method))
+    return [Result.of(key, number, output, peak, wall_s) for key, output in zip(where, outputs, strict=True)]
 
 
 def peak_memory(llm: LLM | Peer) -> int:
