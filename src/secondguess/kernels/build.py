@@ -1,4 +1,4 @@
-"""Compiles ``linear.c`` for this machine, once, into the user's cache."""
+"""Compiles the C sources for this machine, once, into the user's cache."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from pathlib import Path
 from secondguess.atomic import replacing
 from secondguess.cache import cache_dir
 
-SOURCE = Path(__file__).with_name("linear.c")
+SOURCE = Path(__file__).with_name("decoder.c")  # and what it includes
+SOURCES = (SOURCE, SOURCE.with_name("linear.c"))
 # OpenMP's workers are torch's: the loader takes the library of this name that torch has brought already.
 FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fopenmp", "-fPIC", "-shared")
 
@@ -41,7 +42,7 @@ def _key(compiler: str) -> str:
     """Changes with whatever the result depends on; a home folder may be shared by different machines."""
     cpu = Path("/proc/cpuinfo")
     flags = next((line for line in cpu.read_text().splitlines() if line.startswith("flags")), "") if cpu.exists() else ""
-    made_of = (SOURCE.read_text(), compiler, *FLAGS, platform.machine(), flags)
+    made_of = (*(source.read_text() for source in SOURCES), compiler, *FLAGS, platform.machine(), flags)
     return hashlib.sha256("\0".join(made_of).encode()).hexdigest()[:16]
 
 
@@ -65,5 +66,8 @@ def _declare(path: Path) -> ctypes.CDLL:
     size, pointer = ctypes.c_int64, ctypes.c_void_p
     lib.linear.argtypes = [size, pointer, size, size, size, pointer, pointer]
     lib.linear.restype = None
-    lib.block_size.restype = size
+    lib.block_size.restype = lib.lanes.restype = lib.scratch_size.restype = size
+    lib.scratch_size.argtypes = [size] * 6
+    lib.run_layer.argtypes = [pointer, pointer]
+    lib.run_layer.restype = None
     return lib

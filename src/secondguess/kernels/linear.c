@@ -26,6 +26,7 @@ typedef uint8_t ubvec __attribute__((vector_size(LANES), aligned(1), may_alias))
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
 
 int64_t block_size(void) { return BLOCK; }
+int64_t lanes(void) { return LANES; }
 
 // Bytes of a block's weights. INT8: a group of GROUP inputs has its scales, then its weights. INT4: scales, offsets,
 // then the weights, where a byte has output i in its low and output i + BLOCK / 2 in its high half.

@@ -28,12 +28,12 @@ class CompactLinear(nn.Module):
         super().__init__()
         self.bias, self.shape, self.code = linear.bias, tuple(linear.weight.shape), list(FORMS).index(form)
         self._kernel = library().linear
-        self._packed = pack(linear.weight.detach(), form, library().block_size())
+        self.packed = pack(linear.weight.detach(), form, library().block_size())
 
     def forward(self, x: Tensor) -> Tensor:
         x, (n, k) = x.contiguous(), self.shape
         y = x.new_empty(*x.shape[:-1], n)
-        self._kernel(self.code, x.data_ptr(), x.numel() // k, k, n, self._packed.data_ptr(), y.data_ptr())
+        self._kernel(self.code, x.data_ptr(), x.numel() // k, k, n, self.packed.data_ptr(), y.data_ptr())
         return y if self.bias is None else y + self.bias
 
 

@@ -6,20 +6,23 @@ R requests, N rows, H hidden size, V vocabulary, L tapped layers.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from secondguess.engine.slots import SlotCache
 from secondguess.errors import UserError
+from secondguess.kernels.linear import CompactLinear
 from secondguess.target import attention
 from secondguess.target.base import TargetSpec, default_tap_layers
 from secondguess.target.fingerprint import model_fingerprint
 from secondguess.target.lean import LeanDecoder, fits
 from secondguess.target.linear import can_pack, head_form, pack_linears, packed
+from secondguess.target.native import NativeDecoder, compiles
 from secondguess.types import Rows, TargetOut
 
 # Linear layers round one row alone differently (see ``linear``), and take longer for one than for four.
@@ -65,10 +68,7 @@ class HFTarget:
         self.embedding: Tensor = model.get_input_embeddings().weight
         self.head_weight: Tensor = model.get_output_embeddings().weight
         self._softcap: float | None = getattr(model.config, "final_logit_softcapping", None)
-        self._decode: Callable[[attention.Step], Tensor] = (LeanDecoder if fits(model) else GenericDecoder)(
-            model, self.spec.tap_layers, form
-        )
-        self._head = packed(model.get_output_embeddings(), head_form(model.get_output_embeddings(), form))
+        self._body = body_of(model, self.spec.tap_layers, form)
 
     def new_cache(self, num_slots: int, num_columns: int) -> SlotCache:
         """``num_columns``: the longest text plus the rows of one pass."""
@@ -79,18 +79,39 @@ class HFTarget:
     def forward(self, rows: Rows, cache: SlotCache, last_only: bool = False) -> TargetOut:
         """See ``Target.forward``."""
         n = rows.tokens_RN.shape[1]
-        rows = _at_least(rows, MIN_ROWS)
+        rows = _at_least(rows, self._body.min_rows)
         step = attention.Step(rows, cache)
-        hidden_RNH = self._decode(step)
+        hidden_RNH = self._body.decode(step)
         taps_RNLH = torch.stack([step.taps_RNH[layer] for layer in self.spec.tap_layers], 2)
-        logits_RNV = self._logits(hidden_RNH[:, -MIN_ROWS:] if last_only else hidden_RNH)
+        logits_RNV = self._logits(hidden_RNH[:, -self._body.min_rows :] if last_only else hidden_RNH)
         return TargetOut(hidden_RNH[:, :n], taps_RNLH[:, :n], logits_RNV[:, -1:] if last_only else logits_RNV[:, :n])
 
     def _logits(self, hidden_RNH: Tensor) -> Tensor:
-        logits_RNV = self._head(hidden_RNH)
+        logits_RNV = self._body.head(hidden_RNH)
         if self._softcap is None:
             return logits_RNV
         return torch.tanh(logits_RNV / self._softcap) * self._softcap
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """How a model's forward is run. ``min_rows``: fewer are computed with twins of the last beside them."""
+
+    decode: Callable[[attention.Step], Tensor]
+    head: nn.Module
+    min_rows: int
+
+
+def body_of(model: Any, tap_layers: Collection[int], form: str) -> Body:
+    """Compiled code if it takes the model, else our own forward, else transformers'."""
+    head = model.get_output_embeddings()
+    if fits(model) and compiles(model):
+        native = NativeDecoder(model, tap_layers, form)
+        return Body(native, CompactLinear(head, head_form(head, form)), 1)
+    if fits(model):
+        lean = LeanDecoder(model, tap_layers, partial(packed, form=form))
+        return Body(lean, packed(head, head_form(head, form)), MIN_ROWS)
+    return Body(GenericDecoder(model, tap_layers, form), packed(head, head_form(head, form)), MIN_ROWS)
 
 
 class GenericDecoder:
