@@ -22,11 +22,33 @@ LIMITS = {
     "num_reconsider": (0, 256),
     "extra_advance": (0, 256),
 }
+MAX_LAYERS = 8  # of a drafter's block
 MAX_OFFERS = 2**20  # in one draft: ``tree.candidates.pack`` numbers them with 20 bits
+
+QuerySlot = Literal["self_query", "own_token", "soft_pred"]
+QueryRope = Literal["same", "next"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Reconsider:
+class SecondLook:
+    """What a second look is made of. A drafter learns one way, and its checkpoint says which.
+
+    Raises UserError when a field is out of range.
+    """
+
+    see_own_level0: bool = option(True, "a second look attends to its node's first")
+    query_slot: QuerySlot = option(
+        "self_query", "stands where level 0 has the token's embedding; soft_pred is the mean embedding under q0"
+    )
+    query_rope: QueryRope = option("same", "position of a second look: its node's own, or one further")
+
+    def __post_init__(self) -> None:
+        check_choices(self)
+        check_numbers(self)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reconsider(SecondLook):
     """How nodes get their second look: what the paper (arXiv 2611.05724) leaves open, the likeliest reading first.
 
     A node's level-0 feature f offers its children with log-probs q0, its level-1 feature f' with q1. ``merge``:
@@ -55,11 +77,6 @@ class Reconsider:
     reconsider_cap: int | None = option(None, "nodes reconsidered in one draft, at most; none: no limit")
     refined_offer_width: int | None = option(None, "children offered by one second look; none: offer_width")
     child_feature: Literal["level1", "level0"] = option("level1", "feature that feeds the children of a second look")
-    see_own_level0: bool = option(True, "a second look attends to its node's first")
-    query_slot: Literal["self_query", "own_token", "soft_pred"] = option(
-        "self_query", "stands where level 0 has the token's embedding; soft_pred is the mean embedding under q0"
-    )
-    query_rope: Literal["same", "next"] = option("same", "position of a second look: its node's own, or one further")
 
     def __post_init__(self) -> None:
         check_choices(self)
@@ -130,4 +147,9 @@ class DrafterConfig:
     target_num_layers: int
     rope_theta: float = 10000.0
     rms_norm_eps: float = 1e-5
-    reconsideration: bool = False  # has a self-query
+    num_layers: int = 1  # of M; EAGLE-3.1 has one
+    second_look: SecondLook | None = None  # that level 1 was trained with; None: there is only level 0
+
+    @property
+    def has_self_query(self) -> bool:
+        return self.second_look is not None and self.second_look.query_slot == "self_query"

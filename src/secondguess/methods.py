@@ -1,13 +1,16 @@
-"""Decoding methods by name: ``ar``, ``ngram``, ``eagle3.1``, ``pr``, with settings if wanted (``pr:m=0,budget=24``)."""
+"""Decoding methods by name: ``ar``, ``ngram``, ``eagle3.1``, ``pr``, with settings if wanted (``pr:m=0,budget=24``).
+
+``hass`` and ``hass+pr`` draft as ``eagle3.1`` and ``pr`` do; their drafters were trained otherwise.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
-from secondguess.config import Reconsider, TreeConfig
+from secondguess.config import DrafterConfig, Reconsider, SecondLook, TreeConfig
 from secondguess.errors import UserError, did_you_mean
 from secondguess.fields import read_value
 
@@ -19,26 +22,34 @@ if TYPE_CHECKING:
 # What a draft tree is shaped by, and which of it each method uses: the rest is refused, and reported as 0.
 SHAPE = ("budget", "grow_width", "offer_width", "num_steps", "num_reconsider")
 SWITCHES = tuple(field.name for field in fields(Reconsider))
+LOOK = {field.name for field in fields(SecondLook)}
 SETTINGS = (*SHAPE, "extra_advance", "coupled", *SWITCHES)
+LEVEL0 = (*SHAPE[:-1], "extra_advance", "coupled")
 USES = {
     "ar": (),
     "ngram": ("budget", "num_steps"),
-    "eagle3.1": (*SHAPE[:-1], "extra_advance", "coupled"),
+    "eagle3.1": LEVEL0,
     "pr": SETTINGS,
+    "hass": LEVEL0,
+    "hass+pr": SETTINGS,
 }
 HINTS = get_type_hints(TreeConfig) | get_type_hints(Reconsider)
 METHODS = tuple(USES)
-WITH_DRAFTER = ("eagle3.1", "pr")
+WITH_DRAFTER = ("eagle3.1", "pr", "hass", "hass+pr")
 SHORT = {"m": "num_reconsider", "k": "offer_width", "gamma": "num_steps"}
 
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """A method as typed, and the tree it drafts."""
+    """A method as typed, and the tree it drafts.
+
+    ``own_look``: settings of second looks that were chosen; in the others the drafter's training decides.
+    """
 
     typed: str
     name: str
     tree: TreeConfig
+    own_look: frozenset[str] = frozenset()
 
     @property
     def has_drafter(self) -> bool:
@@ -47,6 +58,13 @@ class Method:
     @property
     def uses(self) -> tuple[str, ...]:
         return USES.get(self.name, ())
+
+    def tree_for(self, config: DrafterConfig) -> TreeConfig:
+        """The tree, with second looks of the kind that the drafter has learnt, as far as no other was chosen."""
+        if config.second_look is None or not self.tree.num_reconsider:
+            return self.tree
+        learnt = {name: value for name, value in asdict(config.second_look).items() if name not in self.own_look}
+        return replace(self.tree, reconsider=replace(self.tree.reconsider, **learnt))
 
 
 def parse_method(text: str, tree: TreeConfig) -> Method:
@@ -62,9 +80,11 @@ def parse_method(text: str, tree: TreeConfig) -> Method:
     try:
         changes = dict(_setting(name, setting) for setting in filter(None, settings.split(",")))
         switches = {key: changes.pop(key) for key in SWITCHES if key in changes}
-        return Method(text, name, replace(tree, **changes, reconsider=replace(tree.reconsider, **switches)))
+        whole = replace(tree, **changes, reconsider=replace(tree.reconsider, **switches))
     except UserError as error:
         raise UserError(f"method {text!r}: {error}") from error
+    given = {key for key in LOOK if getattr(tree.reconsider, key) != getattr(Reconsider(), key)}
+    return Method(text, name, whole, frozenset(given | (switches.keys() & LOOK)))
 
 
 def _setting(name: str, text: str) -> tuple[str, Any]:
@@ -116,7 +136,8 @@ def make_speculator(
         return Ngram(method.tree)
     from secondguess.drafter.speculator import EagleSpeculator
 
-    return EagleSpeculator(open_drafter(method, target, drafter, loaded), method.tree, num_slots, num_columns)
+    network = open_drafter(method, target, drafter, loaded)
+    return EagleSpeculator(network, method.tree_for(network.config), num_slots, num_columns)
 
 
 def open_drafter(
@@ -133,8 +154,9 @@ def open_drafter(
     loaded = {} if loaded is None else loaded
     if folder not in loaded:
         loaded[folder] = _load_packed(folder, target)
-    config, tree = loaded[folder].config, method.tree
-    if tree.num_reconsider and tree.reconsider.query_slot == "self_query" and not config.reconsideration:
+    config = loaded[folder].config
+    tree = method.tree_for(config)
+    if tree.num_reconsider and tree.reconsider.query_slot == "self_query" and not config.has_self_query:
         raise UserError(f"drafter {folder} has no self-query, so it cannot reconsider: use eagle3.1 or a pr drafter")
     if tree.offer_width > config.draft_vocab_size:
         raise UserError(f"offer_width must be at most {config.draft_vocab_size}, the vocabulary of {folder}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from secondguess.config import SecondLook
 from secondguess.drafter.fit import drafter_config, final_norm_gain, head_rows
 from secondguess.drafter.model import Drafter, initialise
 from secondguess.target.hf import HFTarget
@@ -62,11 +63,21 @@ def tiny_target(
     return HFTarget(model, form=form)
 
 
-def tiny_drafter(target: HFTarget, seed: int = 0, reconsideration: bool = True) -> Drafter:
-    """A random drafter for a tiny target, with half of its vocabulary, in its dtype."""
+def tiny_drafter(
+    target: HFTarget,
+    seed: int = 0,
+    reconsideration: bool = True,
+    look: SecondLook = SecondLook(),
+    num_layers: int = 1,
+) -> Drafter:
+    """A random drafter for a tiny target, with half of its vocabulary, in its dtype.
+
+    ``reconsideration``: as if level 1 had been trained, with second looks of the kind ``look``.
+    """
     vocab_size = target.spec.vocab_size
     generator = torch.Generator().manual_seed(seed)
     target_ids = torch.randperm(vocab_size, generator=generator)[: vocab_size // 2].sort().values
-    drafter = Drafter(drafter_config(target.model, len(target_ids), reconsideration), target.embedding, target_ids)
+    shape = drafter_config(target.model, len(target_ids), look if reconsideration else None, num_layers)
+    drafter = Drafter(shape, target.embedding, target_ids)
     initialise(drafter, head_rows(target.head_weight, target_ids), final_norm_gain(target.model), seed)
     return drafter.to(target.spec.dtype).eval().requires_grad_(False)

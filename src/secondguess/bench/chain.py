@@ -32,7 +32,7 @@ class Guesses:
 class ChainSpeculator(EagleSpeculator):
     """Drafts ``num_steps`` tokens, each the top-1 of level 0, and keeps what both levels said on the way.
 
-    ``drafter`` needs a self-query. ``config`` gives ``num_steps``.
+    ``config`` gives ``num_steps`` and how second looks are taken; by default ``drafter`` needs a self-query for them.
     """
 
     level0: Guesses  # of the newest draft
@@ -49,7 +49,7 @@ class ChainSpeculator(EagleSpeculator):
         offers, node_R = [root.offers], root.tokens_R
         for depth in range(1, self.config.num_steps + 1):
             child_R = offers[-1].tokens_RXK[:, 0, 0]  # level 0 is the first row of each forward
-            offers.append(round_.forward(chain_rows(depth, child_R, node_R)))
+            offers.append(round_.forward(chain_rows(depth, child_R, node_R, self.config.reconsider.see_own_level0)))
             node_R = child_R
         tokens_RY = torch.cat([o.tokens_RXK[:, :, 0] for o in offers], 1)
         confidence_RY = torch.cat([o.confidence_RX for o in offers], 1)
@@ -59,20 +59,23 @@ class ChainSpeculator(EagleSpeculator):
         return chain_tree(root.tokens_R, self.level0)
 
 
-def chain_rows(depth: int, child_R: Tensor, node_R: Tensor) -> DraftRows:
+def chain_rows(depth: int, child_R: Tensor, node_R: Tensor, see_own_level0: bool = True) -> DraftRows:
     """The forward that follows a chain of ``depth`` nodes: level 0 of the next node, level 1 of the last one.
 
     Row 0 of the draft is the root's. Row 2d - 1 is level 0 of the node at depth d, row 2d level 1 of the one above it.
-    Both rows of a forward are fed by the last node's level-0 row and see the level-0 rows down to it, and themselves.
+    Both rows of a forward are fed by the last node's level-0 row and see the level-0 rows down to it, and themselves
+    (level 1 loses sight of its own node's level-0 row where ``see_own_level0`` is off).
     """
     num_requests, device = len(child_R), child_R.device
     row_Y = torch.arange(2 * depth + 1, device=device)
     above_Y = ((row_Y == 0) | (row_Y % 2 == 1)) & (row_Y < 2 * depth - 1)
     visible_XY = above_Y | (row_Y == row_Y[-2:, None])
+    fed_by = max(2 * depth - 3, 0)
+    visible_XY[1, fed_by] &= see_own_level0
     tokens_RX = torch.stack((child_R, node_R), 1)
     return DraftRows(
         tokens_RX=tokens_RX,
-        feature_rows_RX=torch.full_like(tokens_RX, max(2 * depth - 3, 0)),
+        feature_rows_RX=torch.full_like(tokens_RX, fed_by),
         depths_RX=torch.tensor([depth, depth - 1], device=device).expand(num_requests, -1),
         visible_RXY=visible_XY.expand(num_requests, -1, -1),
         valid_RX=torch.ones_like(tokens_RX, dtype=torch.bool),

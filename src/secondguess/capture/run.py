@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -10,6 +11,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from secondguess.atomic import check_folder
 from secondguess.capture.store import States, StateStore, describe, fingerprint
+from secondguess.errors import require
 from secondguess.target.base import Target, causal_rows
 
 BATCH_TOKENS = 2048
@@ -33,10 +35,18 @@ def fill(
     describe(store.folder, {"target": target.fingerprint, "sequences": len(lengths), "tokens": sum(lengths)})
     for shard in missing:
         states: dict[int, States] = {}
-        for group in batched_by_length(store.shards[shard], lengths):
-            states.update(zip(group, forward_states(target, [sequences[i] for i in group]), strict=True))
-            on_tokens(sum(lengths[i] for i in group))
+        for i, found in run_target(target, sequences, store.shards[shard]):
+            states[i] = found
+            on_tokens(lengths[i])
         store.write(shard, [states[i] for i in store.shards[shard]])
+
+
+def run_target(
+    target: Target, sequences: Sequence[Sequence[int]], indices: Sequence[int]
+) -> Iterator[tuple[int, States]]:
+    """The states of the sequences ``indices``, shortest first, each with its index."""
+    for group in batched_by_length({i: len(sequences[i]) for i in indices}):
+        yield from zip(group, forward_states(target, [sequences[i] for i in group]), strict=True)
 
 
 def capture(target: Target, sequences: Sequence[Sequence[int]], folder: Path) -> StateStore:
@@ -51,10 +61,18 @@ def disk_need(target: Target, num_tokens: int) -> int:
     return num_tokens * (8 * target.spec.hidden_size + 4)
 
 
-def batched_by_length(indices: Sequence[int], lengths: Sequence[int]) -> Iterator[list[int]]:
+def check_room(folder: Path, num_bytes: int) -> None:
+    """Raises UserError if ``num_bytes`` more do not fit where ``folder`` is, or will be."""
+    nearest = next(p for p in (folder, *folder.absolute().parents) if p.exists())
+    free = shutil.disk_usage(nearest).free
+    room = f"captured states take {num_bytes / 1e9:.2f} GB more, and {nearest} has room for {free / 1e9:.2f}"
+    require(num_bytes <= free, f"{room}: choose another folder, or train with captures=none")
+
+
+def batched_by_length(lengths: Mapping[int, int]) -> Iterator[list[int]]:
     """Groups of similar length, so that little is padding."""
     group: list[int] = []
-    for i in sorted(indices, key=lambda i: lengths[i]):
+    for i in sorted(lengths, key=lengths.__getitem__):
         if group and lengths[i] * (len(group) + 1) > BATCH_TOKENS:
             yield group
             group = []

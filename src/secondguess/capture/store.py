@@ -80,6 +80,10 @@ class StateStore:
         with safe_open(self.path(shard), framework="pt") as file:
             return States(file.get_slice("hidden")[start:end], file.get_slice("best")[start:end])
 
+    def read(self, indices: Sequence[int]) -> list[States]:
+        """See ``FeatureSource``."""
+        return [self[i] for i in indices]
+
 
 def describe(folder: Path, record: dict) -> None:
     """Leave a note beside the shards of what made them."""

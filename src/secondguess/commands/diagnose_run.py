@@ -30,10 +30,11 @@ def look(
 ) -> Diagnosis:
     """Replay the drafter's greedy chains and the method's trees over plain decoding's texts."""
     drafter = run(open_drafter, method, target, args.drafter)
+    tree = method.tree_for(drafter.config)
     [recording] = recordings(args, target, [method], prompts, console)
     size, columns = args.batch_size, recording.num_columns
-    chain = run(ChainSpeculator, drafter, method.tree, size, columns)
-    trees = run(OfferWatch, drafter, method.tree, size, columns)
+    chain = run(ChainSpeculator, drafter, tree, size, columns)
+    trees = run(OfferWatch, drafter, tree, size, columns)
     positions, nodes = [], []
     with progress(console) as bar:
         task = bar.add_task("replay", total=len(recording.transcripts))

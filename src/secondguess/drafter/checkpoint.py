@@ -1,8 +1,9 @@
 """Drafter checkpoints: the flat EAGLE-3 format, plus the self-query in a sub-folder that other engines ignore.
 
     config.json            see ``settings``: LlamaForCausalLMEagle3 with fc_norm and norm_output (EAGLE-3.1)
-    model.safetensors      fc, fc_norm.*, midlayer.*, norm, lm_head, d2t, t2d; no embedding, it is the target's
-    reconsider/query.safetensors     PR only: self_query [hidden]
+    model.safetensors      fc, fc_norm.*, midlayer.*, norm, lm_head, d2t, t2d; no embedding, it is the target's;
+                           layers.1.* where there is a second layer (num_hidden_layers 2)
+    reconsider/query.safetensors     where level 1 was trained with a self-query: self_query [hidden]
 
 Stock engines load it as EAGLE-3.1. Unknown or missing tensors, and settings of another network, are errors here.
 """
@@ -62,7 +63,7 @@ def load_drafter(folder: Path, embedding: Tensor, target_num_layers: int) -> Dra
     shape, ours = read_settings(folder)
     check_target(shape, ours, embedding, target_num_layers, folder)
     tensors = load_tensors(folder / "model.safetensors")
-    if shape.reconsideration:
+    if shape.has_self_query:
         tensors |= load_tensors(folder / QUERY)
     target_ids = take_vocab(tensors, shape, folder)
     drafter = Drafter(shape, embedding, target_ids.to(embedding.device))

@@ -6,11 +6,13 @@ from typing import Any
 
 from torch import Tensor
 
-from secondguess.config import DrafterConfig
+from secondguess.config import DrafterConfig, SecondLook
 
 
-def drafter_config(model: Any, draft_vocab_size: int, reconsideration: bool) -> DrafterConfig:
-    """One layer shaped like the target's."""
+def drafter_config(
+    model: Any, draft_vocab_size: int, second_look: SecondLook | None = None, num_layers: int = 1
+) -> DrafterConfig:
+    """Layers shaped like the target's. ``second_look``: see ``DrafterConfig``."""
     c = model.config
     return DrafterConfig(
         hidden_size=c.hidden_size,
@@ -24,7 +26,8 @@ def drafter_config(model: Any, draft_vocab_size: int, reconsideration: bool) -> 
         target_num_layers=c.num_hidden_layers,
         rope_theta=rope_theta(c.rope_parameters),
         rms_norm_eps=c.rms_norm_eps,
-        reconsideration=reconsideration,
+        num_layers=num_layers,
+        second_look=second_look,
     )
 
 

@@ -8,18 +8,19 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from secondguess.config import Reconsider, TreeConfig
-from secondguess.drafter.model import Drafter
+from secondguess.config import SecondLook, TreeConfig
+from secondguess.drafter.model import Drafter, full_precision
 from secondguess.tree.rows import Offers
 
 
-def ask(drafter: Drafter, reconsider: Reconsider, e_RMH: Tensor, f_RMH: Tensor) -> None:
-    """Put the query of level 1 in place of the nodes' token embeddings ``e_RMH``. ``f_RMH``: their level-0 features."""
-    if reconsider.query_slot == "self_query":
-        e_RMH[:] = drafter.self_query
-    elif reconsider.query_slot == "soft_pred":
-        probs_RMV = drafter.logits(f_RMH).float().softmax(dim=-1).to(e_RMH.dtype)
-        e_RMH[:] = probs_RMV @ drafter.embed(drafter.target_ids)
+def query(drafter: Drafter, look: SecondLook, e: Tensor, f: Tensor) -> Tensor:
+    """What stands where level 0 has the token's embedding ``e``; ``f`` is its level-0 feature. [..., H] each."""
+    if look.query_slot == "self_query":
+        return drafter.self_query.expand_as(e)
+    if look.query_slot == "soft_pred":
+        probs = full_precision(drafter.logits(f)).softmax(dim=-1).to(e.dtype)
+        return probs @ drafter.embed(drafter.target_ids)
+    return e
 
 
 def offer(

@@ -1,7 +1,8 @@
 """The EAGLE-3.1 drafter (arXiv 2605.09992) and the one vector Parallel Reconsideration adds to it (arXiv 2611.05724).
 
-The block M is given in pieces (``project``, then attention, then ``finish``), because training attends to a chain's own
-diagonal and serving to a tree, while everything else is the same code.
+The block M is given without its attention, because training attends to a chain's own diagonal and serving to a tree,
+while everything else is the same code. EAGLE-3.1's M is one layer; a second one is the paper's control that spends the
+compute of second looks on depth.
 
 ``...`` any leading shape, L = 3 tapped layers, A query heads, G key/value heads, D head size, H hidden size,
 V draft vocabulary. Tensor names are those of the flat EAGLE-3 checkpoint format.
@@ -19,6 +20,10 @@ from secondguess.config import DrafterConfig
 
 NUM_TAPS = 3
 
+Rotation = tuple[Tensor, Tensor]  # cos and sin, [..., 1, D / 2] each
+# Number of a layer, q, k, v of its rows -> what they attend to, [..., A, D].
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+
 
 class RMSNorm(nn.RMSNorm):
     def forward(self, x: Tensor) -> Tensor:
@@ -26,11 +31,12 @@ class RMSNorm(nn.RMSNorm):
 
 
 class Attention(nn.Module):
-    def __init__(self, c: DrafterConfig) -> None:
+    def __init__(self, c: DrafterConfig, width: int) -> None:
         super().__init__()
-        self.q_proj = nn.Linear(2 * c.hidden_size, c.num_attention_heads * c.head_dim, bias=False)
-        self.k_proj = nn.Linear(2 * c.hidden_size, c.num_key_value_heads * c.head_dim, bias=False)
-        self.v_proj = nn.Linear(2 * c.hidden_size, c.num_key_value_heads * c.head_dim, bias=False)
+        self.head_dim = c.head_dim
+        self.q_proj = nn.Linear(width, c.num_attention_heads * c.head_dim, bias=False)
+        self.k_proj = nn.Linear(width, c.num_key_value_heads * c.head_dim, bias=False)
+        self.v_proj = nn.Linear(width, c.num_key_value_heads * c.head_dim, bias=False)
         self.o_proj = nn.Linear(c.num_attention_heads * c.head_dim, c.hidden_size, bias=False)
 
 
@@ -45,14 +51,44 @@ class MLP(nn.Module):
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
-class Midlayer(nn.Module):
-    def __init__(self, c: DrafterConfig) -> None:
+class DecoderLayer(nn.Module):
+    """A Llama decoder layer: what comes before its attention, and what comes after."""
+
+    def __init__(self, c: DrafterConfig, width: int) -> None:
+        """``width`` of what the attention reads."""
         super().__init__()
         self.input_layernorm = RMSNorm(c.hidden_size, eps=c.rms_norm_eps)
-        self.hidden_norm = RMSNorm(c.hidden_size, eps=c.rms_norm_eps)
-        self.self_attn = Attention(c)
+        self.self_attn = Attention(c, width)
         self.post_attention_layernorm = RMSNorm(c.hidden_size, eps=c.rms_norm_eps)
         self.mlp = MLP(c)
+
+    def read(self, e: Tensor, y: Tensor) -> Tensor:
+        """What the attention reads of the embedding e and the residual stream y, [..., H] each."""
+        return self.input_layernorm(y)
+
+    def project(self, e: Tensor, y: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor, Tensor]:
+        """Rotated q [..., A, D], rotated k and v [..., G, D]."""
+        attention, x = self.self_attn, self.read(e, y)
+        projections = (attention.q_proj, attention.k_proj, attention.v_proj)
+        q, k, v = (projection(x).unflatten(-1, (-1, attention.head_dim)) for projection in projections)
+        cos, sin = (turn.to(q.dtype) for turn in rotation)
+        return rotate(q, cos, sin), rotate(k, cos, sin), v
+
+    def finish(self, y: Tensor, attended: Tensor) -> Tensor:
+        """Residual stream y [..., H], attended [..., A, D] -> residual stream [..., H]."""
+        y = y + self.self_attn.o_proj(attended.flatten(-2))
+        return y + self.mlp(self.post_attention_layernorm(y))
+
+
+class Midlayer(DecoderLayer):
+    """EAGLE-3's layer: it attends by embedding and feature side by side; the raw feature is the residual stream."""
+
+    def __init__(self, c: DrafterConfig) -> None:
+        super().__init__(c, 2 * c.hidden_size)
+        self.hidden_norm = RMSNorm(c.hidden_size, eps=c.rms_norm_eps)
+
+    def read(self, e: Tensor, y: Tensor) -> Tensor:
+        return torch.cat([self.input_layernorm(e), self.hidden_norm(y)], dim=-1)
 
 
 class Drafter(nn.Module):
@@ -69,9 +105,12 @@ class Drafter(nn.Module):
         )
         self.fc = nn.Linear(NUM_TAPS * config.target_hidden_size, config.hidden_size, bias=False)
         self.midlayer = Midlayer(config)
+        more = [DecoderLayer(config, config.hidden_size) for _ in range(1, config.num_layers)]
+        self.layers = nn.ModuleDict({str(i): layer for i, layer in enumerate(more, 1)})
+        self.blocks: tuple[DecoderLayer, ...] = (self.midlayer, *more)
         self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.lm_head = nn.Linear(config.hidden_size, config.draft_vocab_size, bias=False)
-        if config.reconsideration:
+        if config.has_self_query:
             self.self_query = nn.Parameter(torch.zeros(config.hidden_size))
         self.register_buffer("embedding", embedding, persistent=False)
         self.register_buffer("target_ids", target_ids, persistent=False)
@@ -91,28 +130,29 @@ class Drafter(nn.Module):
         """Target token ids [...] -> [..., H]."""
         return F.embedding(tokens, self.embedding)
 
-    def project(self, e: Tensor, g: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Rotated q [..., A, D], rotated k and v [..., G, D] of rows of embedding e (or the self-query) and feature g.
+    def rotation(self, positions: Tensor) -> Rotation:
+        """Of positions [...], for the heads of a row alike; float64."""
+        angles = positions[..., None, None] * self.rope_rates
+        return angles.cos(), angles.sin()
+
+    def block(self, e: Tensor, g: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """M over rows of embedding e (or what stands for it) and feature g: post-norm features. [..., H] each.
 
         ``positions`` [...] are the features' indices (the pair of feature p and token p + 1 sits at p).
         """
-        layer, c = self.midlayer, self.config
-        x = torch.cat([layer.input_layernorm(e), layer.hidden_norm(g)], dim=-1)
-        q = layer.self_attn.q_proj(x).unflatten(-1, (c.num_attention_heads, c.head_dim))
-        k = layer.self_attn.k_proj(x).unflatten(-1, (c.num_key_value_heads, c.head_dim))
-        v = layer.self_attn.v_proj(x).unflatten(-1, (c.num_key_value_heads, c.head_dim))
-        angles = positions[..., None] * self.rope_rates
-        cos, sin = angles.cos().to(q.dtype)[..., None, :], angles.sin().to(q.dtype)[..., None, :]
-        return rotate(q, cos, sin), rotate(k, cos, sin), v
-
-    def finish(self, g: Tensor, attended: Tensor) -> Tensor:
-        """The block after attention: raw residual g [..., H], attended [..., A, D] -> post-norm feature [..., H]."""
-        y = g + self.midlayer.self_attn.o_proj(attended.flatten(-2))
-        return self.norm(y + self.midlayer.mlp(self.midlayer.post_attention_layernorm(y)))
+        rotation, y = self.rotation(positions), g
+        for i, layer in enumerate(self.blocks):
+            y = layer.finish(y, attend(i, *layer.project(e, y, rotation)))
+        return self.norm(y)
 
     def logits(self, z: Tensor) -> Tensor:
         """Post-norm feature [..., H] -> draft logits [..., V]."""
         return self.lm_head(z)
+
+
+def full_precision(x: Tensor) -> Tensor:
+    """Soft-maxes are taken in float32 at least, whatever the products were computed in."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def rope_rates(c: DrafterConfig) -> Tensor:
@@ -139,6 +179,6 @@ def initialise(drafter: Drafter, head_rows: Tensor, final_norm_gain: Tensor, see
             small = name.endswith(("o_proj.weight", "down_proj.weight"))
             p.normal_(0.0, (0.1 if small else 1.0) * p.shape[1] ** -0.5, generator=g)
     drafter.lm_head.weight.copy_(head_rows * final_norm_gain)
-    if drafter.config.reconsideration:
+    if drafter.config.has_self_query:
         # Zero would be undefined under the input norm; the mean embedding is the most neutral token.
         drafter.self_query.copy_(drafter.embedding.mean(dim=0))

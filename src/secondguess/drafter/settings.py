@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from secondguess.config import DrafterConfig
-from secondguess.errors import UserError
+from secondguess.config import MAX_LAYERS, DrafterConfig, SecondLook
+from secondguess.errors import UserError, did_you_mean
 from secondguess.target.base import default_tap_layers
 
 # What the one network here is; a checkpoint that says otherwise was made for another.
 FIXED = {
     "architectures": ["LlamaForCausalLMEagle3"],
     "model_type": "llama",
-    "num_hidden_layers": 1,
     "hidden_act": "silu",
     "tie_word_embeddings": False,
     "fc_norm": True,
@@ -27,7 +26,7 @@ FIXED = {
 IF_GIVEN = {"attention_bias": False, "mlp_bias": False, "rope_scaling": None}
 COUNTS = (
     "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size",
-    "draft_vocab_size", "target_hidden_size",
+    "draft_vocab_size", "target_hidden_size", "num_hidden_layers",
 )  # fmt: skip
 NUMBERS = ("rms_norm_eps", "rope_theta")
 TAPS = "eagle_aux_hidden_state_layer_ids"
@@ -36,6 +35,7 @@ TAPS = "eagle_aux_hidden_state_layer_ids"
 def to_json(config: DrafterConfig, fingerprint: str, notes: dict[str, Any]) -> dict[str, Any]:
     """``fingerprint`` of the target's embedding; ``notes`` go into the ``secondguess`` block."""
     shape = asdict(config)
+    shape["num_hidden_layers"] = shape["num_layers"]
     return {
         **FIXED,
         **{key: shape[key] for key in (*COUNTS, *NUMBERS)},
@@ -43,7 +43,8 @@ def to_json(config: DrafterConfig, fingerprint: str, notes: dict[str, Any]) -> d
         "secondguess": {
             "target_num_layers": config.target_num_layers,
             "target_embedding": fingerprint,
-            "reconsideration": config.reconsideration,
+            "reconsideration": config.second_look is not None,
+            "second_look": shape["second_look"],
             **notes,
         },
     }
@@ -66,8 +67,23 @@ def read_settings(folder: Path) -> tuple[DrafterConfig, dict[str, Any]]:
     check_types(config, dict.fromkeys(COUNTS, int) | dict.fromkeys(NUMBERS, float), path)
     check_consistent(config, ours["target_num_layers"], path)
     shape = {key: config[key] for key in (*COUNTS, *NUMBERS)}
-    more = {key: ours[key] for key in ("target_num_layers", "reconsideration")}
-    return DrafterConfig(**shape, **more), ours
+    shape |= {"num_layers": shape.pop("num_hidden_layers"), "target_num_layers": ours["target_num_layers"]}
+    return DrafterConfig(**shape, second_look=read_second_look(ours, path)), ours
+
+
+def read_second_look(ours: dict[str, Any], path: Path) -> SecondLook | None:
+    """How level 1 was trained; checkpoints that do not say were trained the default way."""
+    if not ours["reconsideration"]:
+        return None
+    look, known = ours.get("second_look", {}), [f.name for f in fields(SecondLook)]
+    if not isinstance(look, dict):
+        raise UserError(f"{path}: second_look must hold {', '.join(known)}, got {look!r}")
+    for key in look.keys() - set(known):
+        raise UserError(f"{path}: second_look has an unknown setting {key!r}{did_you_mean(key, known)}")
+    try:
+        return SecondLook(**look)
+    except UserError as error:
+        raise UserError(f"{path}: second_look: {error}") from None
 
 
 def check_network(config: dict[str, Any], path: Path) -> None:
@@ -102,5 +118,7 @@ def check_consistent(config: dict[str, Any], target_num_layers: int, path: Path)
             raise UserError(f"{path}: {TAPS} must be {default}, got {holder[TAPS]!r}: other taps are not supported")
     if config["num_attention_heads"] % config["num_key_value_heads"] or config["head_dim"] % 2:
         raise UserError(f"{path}: heads must be a multiple of key/value heads, and head_dim even")
+    if config["num_hidden_layers"] > MAX_LAYERS:
+        raise UserError(f"{path}: num_hidden_layers must be at most {MAX_LAYERS}, got {config['num_hidden_layers']}")
     if config["draft_vocab_size"] > config["vocab_size"]:
         raise UserError(f"{path}: draft_vocab_size is larger than vocab_size")

@@ -17,7 +17,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from secondguess.config import TreeConfig
 from secondguess.drafter.coupling import coming_noise
-from secondguess.drafter.look import ask, offer
+from secondguess.drafter.look import offer, query
 from secondguess.drafter.model import Drafter
 from secondguess.engine.slots import SlotCache
 from secondguess.engine.speculate import Accepted, Roots
@@ -42,8 +42,8 @@ class EagleSpeculator:
         self.drafter, self.config = drafter, config
         c, weight = drafter.config, drafter.norm.weight
         extra = 1 + config.num_steps * config.rows_per_step
-        shape = [(c.num_key_value_heads, c.head_dim)]
-        self.cache = SlotCache(num_slots, num_columns + extra, shape, weight.dtype, weight.device)
+        shapes = [(c.num_key_value_heads, c.head_dim)] * c.num_layers
+        self.cache = SlotCache(num_slots, num_columns + extra, shapes, weight.dtype, weight.device)
         self.slots: dict[int, Slot] = {}
 
     def accept(self, accepted: list[Accepted]) -> None:
@@ -110,12 +110,15 @@ class EagleSpeculator:
 
     def run(self, rows: Rows, e_RXH: Tensor, g_RXH: Tensor) -> Tensor:
         """The block M over rows of the cache: -> post-norm features [R, X, H]."""
-        q_RXAD, k_RXGD, v_RXGD = self.drafter.project(e_RXH, g_RXH, rows.positions_RN)
-        k_RGWD, v_RGWD = self.cache.write(0, rows, k_RXGD.transpose(1, 2), v_RXGD.transpose(1, 2))
-        attended_RAXD = F.scaled_dot_product_attention(
-            q_RXAD.transpose(1, 2), k_RGWD, v_RGWD, attn_mask=rows.visible_RNW[:, None], enable_gqa=True
-        )
-        return self.drafter.finish(g_RXH, attended_RAXD.transpose(1, 2))
+
+        def attend(layer: int, q_RXAD: Tensor, k_RXGD: Tensor, v_RXGD: Tensor) -> Tensor:
+            k_RGWD, v_RGWD = self.cache.write(layer, rows, k_RXGD.transpose(1, 2), v_RXGD.transpose(1, 2))
+            attended_RAXD = F.scaled_dot_product_attention(
+                q_RXAD.transpose(1, 2), k_RGWD, v_RGWD, attn_mask=rows.visible_RNW[:, None], enable_gqa=True
+            )
+            return attended_RAXD.transpose(1, 2)
+
+        return self.drafter.block(e_RXH, g_RXH, rows.positions_RN, attend)
 
     def offers(self, f_RXH: Tensor, known_RMK: Tensor | None, noise_RXV: Tensor | None) -> Offers:
         """Top-k children of each feature. Temperature is 1 whatever the request asks."""
@@ -150,7 +153,8 @@ class Round:
         g_RXH = self.features_RYH.gather(1, rows.feature_rows_RX[..., None].expand(-1, -1, hidden))
         e_RXH = drafter.embed(rows.tokens_RX)
         if rows.num_level0 < e_RXH.shape[1]:
-            ask(drafter, self.speculator.config.reconsider, e_RXH[:, rows.num_level0 :], g_RXH[:, rows.num_level0 :])
+            again, look = slice(rows.num_level0, None), self.speculator.config.reconsider
+            e_RXH[:, again] = query(drafter, look, e_RXH[:, again], g_RXH[:, again])
         f_RXH = self.speculator.run(self.place(rows), e_RXH, g_RXH)
         self.features_RYH = torch.cat([self.features_RYH, f_RXH], dim=1)
         return self.offers(f_RXH, rows.depths_RX, rows.known_tokens_RMK)

@@ -10,9 +10,15 @@ from typing import Any, Literal, get_type_hints
 
 import yaml
 
-from secondguess.config import option
-from secondguess.errors import UserError, did_you_mean
+from secondguess.config import LIMITS, MAX_LAYERS, QueryRope, QuerySlot, SecondLook, option
+from secondguess.errors import UserError, did_you_mean, require
 from secondguess.fields import check_choices, choices
+from secondguess.train.recipe import RECIPES, Recipe
+
+# Settings that some methods have no use for.
+LOOK = tuple(f.name for f in fields(SecondLook))
+LEVEL1 = ("level1_weight", "rho", "attach", "carry", "balance", "balance_weight", *LOOK)
+TOP_K = ("top_k", "top_k_weight")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,11 +28,17 @@ class TrainConfig:
     responses: str = field(metadata={"help": "JSONL file of the target's own answers: id, prompt_len, input_ids"})
     out: str = field(metadata={"help": "run folder: checkpoint, log, resume state"})
     target: str = option("smollm2-135m", "folder, hub id, .gguf file, or the alias smollm2-135m")
-    method: Literal["eagle3.1", "pr"] = option("pr", "drafter to train")
-    captures: str = option("captures", "folder of captured target states")
+    method: Literal["eagle3.1", "pr", "hass", "hass+pr"] = option("pr", "drafter to train")
+    captures: str = option("captures", "folder of captured target states; none: the target runs beside the training")
     draft_vocab_size: int = option(4096, "tokens that the drafter can offer")
+    num_layers: int = option(1, "layers of the drafter's block; EAGLE-3.1 has one")
     unroll_steps: int = option(5, "steps of training-time test (T)")
     step_decay: float = option(0.8, "unroll step j weighs step_decay ** j")
+    loss: Literal["soft_ce", "kl", "tv", "lk"] = option(
+        "soft_ce", "between the target's distribution and the drafter's: cross-entropy, KL, total variation, LK"
+    )
+    top_k: int = option(10, "hass: tokens in its loss on the target's most probable ones")
+    top_k_weight: float = option(1.0, "hass: weight of that loss")
     epochs: int = option(6, "times that each response is seen")
     batch_size: int = option(8, "responses per step")
     lr: float = option(1e-3, "highest learning rate; cosine to zero")
@@ -39,30 +51,91 @@ class TrainConfig:
     level1_weight: float = option(1.0, "weight of level 1's loss (lambda)")
     rho: float = option(1.0, "share of rows, most doubtful first, that get a second look")
     attach: float = option(1.0, "how much of level 1's gradient reaches level 0")
-    carry: Literal["half", "off", "all"] = option("half", "rows whose next step starts from level 1")
-    balance: Literal["floor", "hinge"] = option("floor", "form of the balance term")
+    carry: Literal["half", "merge", "off", "all"] = option(
+        "half",
+        "rows whose next step starts from level 1: a random half of the more doubtful half; where level 1 finds the "
+        "next token more probable, as serving merges; none; all",
+    )
+    balance: Literal["floor", "hinge", "anchor"] = option("floor", "form of the balance term")
     balance_weight: float = option(0.0, "weight of the balance term (beta)")
+    anchor_to: str = option("none", "anchor: the drafter to hold level 0 to, as warm_start; none: its own moving average")
+    anchor_decay: float = option(0.999, "anchor: of the moving average, per step")
+    see_own_level0: bool = option(True, "a second look attends to its node's first")
+    query_slot: QuerySlot = option("self_query", "stands where level 0 has the token's embedding")
+    query_rope: QueryRope = option("same", "position of a second look: its node's own, or one further")
     eval_every: int = option(200, "steps between evaluations")
     save_every: int = option(100, "steps between resume points")
+    accumulate: int = option(1, "batches per step: their gradients add up before the weights move")
+    warm_start: str = option("none", "drafter to start from and to keep the vocabulary of: a folder, or one that ships")
+    eval_budget: int = option(24, "draft tokens per cycle, for the held-out acceptance length (tau)")
+    eval_responses: int = option(16, "held-out responses that it is measured on; 0: it is not")
+    track: Literal["none", "tensorboard", "wandb", "trackio"] = option("none", "where the log goes besides log.jsonl")
+    device: Literal["auto", "cpu", "cuda"] = option("auto", "auto takes a GPU if there is one")
+    parallel: Literal["replicate", "shard"] = option(
+        "replicate", "under torchrun, what each process keeps: the whole drafter, or a part of it"
+    )
 
     def __post_init__(self) -> None:
         check_choices(self)
-        for name in ("draft_vocab_size", "unroll_steps", "epochs", "batch_size", "eval_every", "save_every"):
+        for name in (
+            "draft_vocab_size", "num_layers", "unroll_steps", "top_k", "epochs", "batch_size", "eval_every",
+            "save_every",
+        ):  # fmt: skip
             if getattr(self, name) < 1:
                 raise UserError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("rho", "attach", "held_out", "warmup"):
+        for name in ("rho", "attach", "held_out", "warmup", "anchor_decay"):
             if not 0 <= getattr(self, name) <= 1:
                 raise UserError(f"{name} must be in [0, 1], got {getattr(self, name)}")
         for name in ("lr", "step_decay", "clip"):
             if not 0 < getattr(self, name) < math.inf:
                 raise UserError(f"{name} must be above 0 and finite, got {getattr(self, name)}")
-        for name in ("weight_decay", "level1_weight", "balance_weight"):
+        for name in ("weight_decay", "top_k_weight", "level1_weight", "balance_weight"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise UserError(f"{name} must be 0 or more and finite, got {getattr(self, name)}")
         if not 0 <= self.seed < 2**31:
             raise UserError(f"seed must be in [0, 2^31), got {self.seed}")
-        if self.rho == 0 and self.method == "pr":
-            raise UserError("rho must be above 0 for pr: no row would get a second look")
+        require(self.num_layers <= MAX_LAYERS, f"num_layers must be at most {MAX_LAYERS}, got {self.num_layers}")
+        for name, low, high in (("accumulate", 1, 2**20), ("eval_budget", *LIMITS["budget"]), ("eval_responses", 0, 4096)):
+            if not low <= getattr(self, name) <= high:
+                raise UserError(f"{name} must be in [{low}, {high}], got {getattr(self, name)}")
+        self._check_method()
+        self._check_balance()
+
+    def _check_method(self) -> None:
+        """Settings that fit the method and each other."""
+        if self.recipe.level1:
+            require(self.rho > 0, f"rho must be above 0 for {self.method}: no row would get a second look")
+        else:
+            self._refuse(LEVEL1, f"{self.method} has no level 1")
+        if self.recipe.top_k_loss:
+            too_many = f"top_k must be at most draft_vocab_size ({self.draft_vocab_size}), got {self.top_k}"
+            require(self.top_k <= self.draft_vocab_size, too_many)
+        else:
+            self._refuse(TOP_K, f"{self.method} has no loss on the most probable tokens")
+
+    def _check_balance(self) -> None:
+        if self.balance != "anchor":
+            self._refuse(("anchor_to", "anchor_decay"), f"balance is {self.balance}, not anchor")
+        elif self.anchor_to != "none":
+            self._refuse(("anchor_decay",), "anchor_to names a drafter that stays as it is")
+        both = "balance=anchor keeps whole weights on every process: take parallel=replicate"
+        require(self.balance != "anchor" or self.parallel != "shard", both)
+        if self.balance_weight == 0:
+            self._refuse(("balance",), "balance_weight is 0")
+
+    def _refuse(self, names: tuple[str, ...], why: str) -> None:
+        """Raises UserError if one of the settings is not at its default, since none has an effect."""
+        changed = [f.name for f in fields(self) if f.name in names and getattr(self, f.name) != f.default]
+        require(not changed, f"{', '.join(changed)} would change nothing: {why}")
+
+    @property
+    def recipe(self) -> Recipe:
+        return RECIPES[self.method]
+
+    @property
+    def second_look(self) -> SecondLook | None:
+        """How level 1 looks; None where there is none."""
+        return SecondLook(**{name: getattr(self, name) for name in LOOK}) if self.recipe.level1 else None
 
 
 def list_settings() -> str:
@@ -108,12 +181,17 @@ def checked(key: Any, value: Any) -> Any:
     hints = get_type_hints(TrainConfig)
     if key not in hints:
         raise UserError(f"unknown setting {key!r}{did_you_mean(str(key), hints)}")
+    if hints[key] is bool:
+        require(isinstance(value, bool), f"{key} must be true or false, got {value!r}")
+        return value
     if hints[key] is float:
         # YAML 1.1 reads 1e-3 as a string.
         if isinstance(value, (int, float, str)) and not isinstance(value, bool):
             with contextlib.suppress(ValueError, OverflowError):
                 return float(value)
         raise UserError(f"{key} must be a number, got {value!r}")
+    if value is False and "off" in choices(TrainConfig).get(key, ()):
+        return "off"  # YAML 1.1 again
     expected = int if hints[key] is int else str
     if not isinstance(value, expected) or isinstance(value, bool):
         raise UserError(f"{key} must be {'a whole number' if expected is int else 'text'}, got {value!r}")

@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import NoneType
 
 import torch
 
@@ -20,6 +21,7 @@ class Response:
     id: str
     input_ids: tuple[int, ...]
     prompt_len: int
+    temperature: float | None = None  # that it was written at, where the data says so
 
     @property
     def answer(self) -> tuple[int, ...]:
@@ -27,7 +29,9 @@ class Response:
 
 
 def read_responses(path: Path, vocab_size: int, say: Callable[[str], None] = lambda text: None) -> list[Response]:
-    """Read JSONL rows ``{"id", "prompt_len", "input_ids"}``; ``say`` hears of rows too short to train on.
+    """Read JSONL rows ``{"id", "prompt_len", "input_ids"}`` and, if given, ``"temperature"``.
+
+    ``say`` hears of rows too short to train on.
 
     Raises UserError naming the line that is wrong.
     """
@@ -51,17 +55,27 @@ def read_responses(path: Path, vocab_size: int, say: Callable[[str], None] = lam
 def parse_response(line: str, where: str, vocab_size: int) -> Response:
     try:
         row = json.loads(line)
-        response = Response(str(row["id"]), tuple(row["input_ids"]), row["prompt_len"])
+        response = Response(str(row["id"]), tuple(row["input_ids"]), row["prompt_len"], row.get("temperature"))
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         what = f"it has no {error}" if isinstance(error, KeyError) else f"not JSON: {error}"
         raise UserError(f"{where}: not a response row, {what}") from None
     if not all(type(n) is int for n in (response.prompt_len, *response.input_ids)):
         raise UserError(f"{where}: prompt_len and input_ids must be whole numbers")
+    if type(response.temperature) not in (NoneType, int, float):
+        raise UserError(f"{where}: temperature must be a number, got {response.temperature!r}")
     if not 1 <= response.prompt_len < len(response.input_ids):
         raise UserError(f"{where}: prompt_len {response.prompt_len} leaves no answer to train on")
     if max(response.input_ids) >= vocab_size or min(response.input_ids) < 0:
         raise UserError(f"{where}: token id outside the target's vocabulary of {vocab_size}: wrong target?")
     return response
+
+
+def check_lengths(responses: Sequence[Response], context_len: int) -> None:
+    """Raises UserError naming the first response that the target could not have read."""
+    for r in responses:
+        if len(r.input_ids) > context_len:
+            room = f"has {len(r.input_ids)} tokens, the target's context holds {context_len}"
+            raise UserError(f"response {r.id} {room}: leave it out or shorten it")
 
 
 def digest(responses: Sequence[Response]) -> str:

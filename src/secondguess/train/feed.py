@@ -1,4 +1,4 @@
-"""Training batches from captured target states."""
+"""Training batches from the target's states."""
 
 from __future__ import annotations
 
@@ -7,29 +7,32 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from secondguess.capture.store import StateStore
+from secondguess.capture.source import FeatureSource
 from secondguess.train.data import Response
-from secondguess.train.unroll import Batch
+from secondguess.train.unroll import Batch, full_precision
 
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """Builds the batch of any responses, given by index. Letters as in ``unroll``."""
+    """Builds the batch of any responses, given by index, on the device and in the precision of ``head_VH``.
+
+    Letters as in ``unroll``.
+    """
 
     responses: list[Response]
-    store: StateStore
+    source: FeatureSource
     head_VH: Tensor  # the target's output rows of the draft vocabulary
     draft_of: Tensor  # [target vocabulary] -> draft id or -1
 
     def batch(self, indices: list[int]) -> Batch:
-        states = [self.store[i] for i in indices]
-        hidden_T4H = torch.cat([s.hidden_T4H for s in states]).float()
-        best_T = torch.cat([s.best_T for s in states]).long()
+        states, device = self.source.read(indices), self.head_VH.device
+        hidden_T4H = torch.cat([s.hidden_T4H for s in states]).to(self.head_VH)
+        best_T = torch.cat([s.best_T for s in states]).to(device).long()
         return Batch(
-            tokens_T=torch.cat([torch.tensor(self.responses[i].input_ids) for i in indices]),
+            tokens_T=torch.cat([torch.tensor(self.responses[i].input_ids) for i in indices]).to(device),
             taps_TLH=hidden_T4H[:, :3],
-            target_TV=(hidden_T4H[:, 3] @ self.head_VH.T).float().softmax(dim=-1),
+            target_TV=full_precision(hidden_T4H[:, 3] @ self.head_VH.T).softmax(dim=-1),
             offered_T=self.draft_of[best_T] >= 0,
-            lengths_B=torch.tensor([len(self.responses[i].input_ids) for i in indices]),
-            answer_starts_B=torch.tensor([self.responses[i].prompt_len for i in indices]),
+            lengths_B=torch.tensor([len(self.responses[i].input_ids) for i in indices], device=device),
+            answer_starts_B=torch.tensor([self.responses[i].prompt_len for i in indices], device=device),
         )

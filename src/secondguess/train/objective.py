@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -69,15 +70,22 @@ def reconsider_of(config: TrainConfig, step: int) -> Reconsider | None:
 
 
 def objective(
-    drafter: Drafter, batch: Batch, config: TrainConfig, reconsider: Reconsider | None
+    drafter: Drafter,
+    batch: Batch,
+    config: TrainConfig,
+    reconsider: Reconsider | None,
+    step_rows: Sequence[float] | None = None,
 ) -> tuple[Tensor, Tally]:
-    """Loss to minimise and what it was made of: sum_j decay^j (L0_j + lambda L1_j + beta balance_j)."""
+    """Loss to minimise and what it was made of: sum_j decay^j (L0_j + lambda L1_j + beta balance_j).
+
+    ``step_rows``: trained rows per unroll step of all the batches whose losses are added up; by default of this one.
+    """
     total, tally = batch.taps_TLH.new_zeros((), dtype=torch.float32), Tally()
     for j, step in enumerate(unroll(drafter, batch, config.unroll_steps, reconsider)):
         weight = config.step_decay**j
         kept_X = step.offered_X
         loss0_X = soft_cross_entropy(step.logits0_XV, step.target_XV)
-        rows = kept_X.sum().clamp(min=1)
+        rows = max(1, step_rows[j]) if step_rows else kept_X.sum().clamp(min=1)
         total = total + weight * (loss0_X * kept_X).sum() / rows
         if step.logits1_YV is not None:
             total = total + weight * level1_loss(step, loss0_X, config) / rows

@@ -1,8 +1,16 @@
-"""A training run on disk: ``run.yaml``, ``record.json``, ``log.jsonl``, ``resume.pt``, in the end ``drafter/``."""
+"""A training run on disk.
+
+    run.yaml, record.json    the settings in full; command, versions and machine
+    log.jsonl, curves.png    a line for every evaluation; the same drawn, if matplotlib is there
+    resume.pt                the state to go on from
+    drafter-latest/          the drafter of that state, as it would be served
+    drafter/                 the drafter in the end
+"""
 
 from __future__ import annotations
 
 import json
+import zipfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,6 +21,10 @@ import torch
 from secondguess.atomic import check_folder, replacing
 from secondguess.errors import UserError
 from secondguess.train.config import TrainConfig, dump_config
+
+
+# What decides no result: where things lie, what computes and who is told.
+OUTSIDE = ("out", "captures", "warm_start", "device", "parallel", "track")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +46,10 @@ class RunFolder:
     def drafter(self) -> Path:
         return self.path / "drafter"
 
+    @property
+    def latest_drafter(self) -> Path:
+        return self.path / "drafter-latest"
+
     def load(self) -> dict[str, Any] | None:
         """The state to go on from, if there is one. Raises UserError if it is of a run with other settings or data."""
         check_folder(self.path)
@@ -41,7 +57,7 @@ class RunFolder:
         if not path.exists():
             return None
         try:
-            state = torch.load(path, weights_only=True)
+            state = read_state(path)
             theirs, log_bytes = dict(state["identity"]), int(state["log_bytes"])
         except Exception:  # unpickling what is no pickle raises nearly anything
             raise UserError(f"{path} is damaged: remove it to start again, or choose another out folder") from None
@@ -75,11 +91,22 @@ class RunFolder:
         with replacing(self.path / "resume.pt") as temporary:
             torch.save(whole, temporary)
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Those that decide the result."""
+        return {key: value for key, value in asdict(self.config).items() if key not in OUTSIDE}
+
     def _identity(self) -> dict[str, Any]:
-        """What decides the result: all but where it is kept."""
-        settings = {key: value for key, value in asdict(self.config).items() if key not in ("out", "captures")}
-        return {**settings, **self.inputs}
+        return {**self.settings, **self.inputs}
 
     def _write_text(self, name: str, text: str) -> None:
         with replacing(self.path / name) as temporary:
             temporary.write_text(text)
+
+
+def read_state(path: Path) -> dict[str, Any]:
+    """What ``save`` wrote. ``torch.save`` writes checksums, but ``torch.load`` does not look at them."""
+    with zipfile.ZipFile(path) as file:
+        if (damaged := file.testzip()) is not None:
+            raise zipfile.BadZipFile(damaged)
+    return torch.load(path, map_location="cpu", weights_only=True)

@@ -7,31 +7,70 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from secondguess.capture.run import plan_capture
+import torch
+
+from secondguess.capture.run import check_room, disk_need, plan_capture
+from secondguess.capture.source import Live
 from secondguess.capture.store import StateStore
 from secondguess.target.hf import HFTarget
-from secondguess.target.load import load_target
 from secondguess.train.config import TrainConfig
-from secondguess.train.data import read_responses
-from secondguess.train.start import use_bfloat16
+from secondguess.train.data import Response, check_lengths, read_responses
+from secondguess.train.device import open_target
+from secondguess.train.parallel import Processes
+from secondguess.train.track import check_tracker
 from secondguess.train.trainer import Trainer
 
 
 @dataclass(frozen=True, slots=True)
-class Setup:
-    """A run ready to go, and the captured states (perhaps missing still) that it reads."""
+class Captures:
+    """Sequences, and the target whose states of them are, or will be, on disk."""
 
     target: HFTarget
     sequences: list[tuple[int, ...]]
     store: StateStore
+
+    @property
+    def bytes_missing(self) -> int:
+        return disk_need(self.target, self.store.tokens(self.store.missing))
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """A run ready to go. ``captures`` is None if the target runs beside the training."""
+
     trainer: Trainer
+    captures: Captures | None
 
 
-def prepare(config: TrainConfig, record: Mapping[str, Any], say: Callable[[str], None]) -> Setup:
+def prepare(
+    config: TrainConfig,
+    record: Mapping[str, Any],
+    say: Callable[[str], None],
+    device: torch.device,
+    processes: Processes,
+) -> Setup:
     """Load the target and the data, and set the run up or pick it up again. Raises UserError if anything is amiss."""
-    # Captured in the precision that is trained in: half the time of float32 where bfloat16 is native.
-    target = load_target(config.target, "bfloat16" if use_bfloat16(config.precision) else "float32", say=say)
-    responses = read_responses(Path(config.responses).expanduser(), target.spec.vocab_size, say)
+    check_tracker(config.track)
+    target = open_target(config.target, config.precision, device, say)
+    responses = read_fitting(Path(config.responses), target, say)
+    if config.captures == "none":
+        captures, source = None, Live(target, [r.input_ids for r in responses])
+    else:
+        captures = plan_captures(target, responses, Path(config.captures))
+        source = captures.store
+    return Setup(Trainer(config, target, responses, source, record, processes), captures)
+
+
+def read_fitting(path: Path, target: HFTarget, say: Callable[[str], None]) -> list[Response]:
+    """Responses that the target can have written. Raises UserError naming the first that it cannot."""
+    responses = read_responses(path.expanduser(), target.spec.vocab_size, say)
+    check_lengths(responses, target.spec.context_len)
+    return responses
+
+
+def plan_captures(target: HFTarget, responses: list[Response], folder: Path) -> Captures:
+    """Where the states lie or will lie. Raises UserError if the disk has no room for those that are missing."""
     sequences = [r.input_ids for r in responses]
-    store = plan_capture(target, sequences, Path(config.captures).expanduser())
-    return Setup(target, sequences, store, Trainer(config, target, responses, store, record))
+    captures = Captures(target, sequences, plan_capture(target, sequences, folder.expanduser()))
+    check_room(captures.store.folder, captures.bytes_missing)
+    return captures

@@ -1,27 +1,64 @@
-"""The start point of a run: a new drafter, its optimizer, and the precision of its products."""
+"""The start point of a run: a new drafter, or one that was trained before, and its optimizer."""
 
 from __future__ import annotations
 
-import torch
+import hashlib
+from dataclasses import replace
 
+import torch
+from torch import Tensor
+
+from secondguess.drafter.checkpoint import load_drafter
 from secondguess.drafter.fit import drafter_config, final_norm_gain, head_rows
 from secondguess.drafter.model import Drafter, initialise
+from secondguess.drafter.shipped import find_drafter
+from secondguess.drafter.vocab import choose_vocab
 from secondguess.target.hf import HFTarget
 from secondguess.train.config import TrainConfig
+from secondguess.train.objective import reconsider_of
 
 
-def use_bfloat16(precision: str) -> bool:
-    """``auto`` takes bfloat16 products where the processor multiplies them natively."""
-    native = getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
-    return precision == "bfloat16" or (precision == "auto" and native())
+def start_drafter(target: HFTarget, config: TrainConfig, counts: Tensor) -> Drafter:
+    """On the CPU. ``counts`` [target vocabulary] of answer tokens choose the draft vocabulary of a new drafter."""
+    if config.warm_start != "none":
+        return warm_drafter(target, config)
+    return new_drafter(target, config, choose_vocab(counts, config.draft_vocab_size))
 
 
-def new_drafter(target: HFTarget, config: TrainConfig, target_ids: torch.Tensor) -> Drafter:
+def new_drafter(target: HFTarget, config: TrainConfig, target_ids: Tensor) -> Drafter:
     """A drafter for ``target`` at its start point."""
-    shape = drafter_config(target.model, config.draft_vocab_size, config.method == "pr")
-    drafter = Drafter(shape, target.embedding.detach().float(), target_ids)
+    shape = drafter_config(target.model, config.draft_vocab_size, reconsiders(config))
+    drafter = Drafter(shape, target.embedding.detach().float().cpu(), target_ids)
     initialise(drafter, head_rows(target.head_weight, target_ids), final_norm_gain(target.model), config.seed)
     return drafter
+
+
+def warm_drafter(target: HFTarget, config: TrainConfig) -> Drafter:
+    """The drafter that ``warm_start`` names, with its vocabulary.
+
+    A self-query that it lacks is a new drafter's, one that the method has no use for is dropped. Raises UserError if
+    there is no such drafter, or it does not fit the target.
+    """
+    embedding = target.embedding.detach().float().cpu()
+    folder = find_drafter(config.warm_start, config.warm_start, embedding)
+    found = load_drafter(folder, embedding, target.spec.num_layers)
+    drafter = Drafter(replace(found.config, reconsideration=reconsiders(config)), embedding, found.target_ids)
+    initialise(drafter, head_rows(target.head_weight, found.target_ids), final_norm_gain(target.model), config.seed)
+    drafter.load_state_dict(found.state_dict(), strict=False)  # only the self-query may differ
+    return drafter
+
+
+def reconsiders(config: TrainConfig) -> bool:
+    """Whether the method has second looks."""
+    return reconsider_of(config, 0) is not None
+
+
+def content(drafter: Drafter) -> str:
+    """Changes with any weight."""
+    digest = hashlib.sha256()
+    for name, weight in drafter.state_dict().items():
+        digest.update(name.encode() + weight.numpy().tobytes())
+    return digest.hexdigest()[:16]
 
 
 def new_optimizer(drafter: Drafter, config: TrainConfig) -> torch.optim.Optimizer:

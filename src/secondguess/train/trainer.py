@@ -1,110 +1,75 @@
-"""The training loop: exact resume, held-out evaluation, a JSONL log, a checkpoint that serves."""
+"""The training loop: exact resume, held-out evaluation, a JSONL log, checkpoints that serve."""
 
 from __future__ import annotations
 
 import contextlib
-import math
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, replace
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from secondguess.capture.store import StateStore
+from secondguess.capture.source import FeatureSource
 from secondguess.drafter.checkpoint import save_drafter
 from secondguess.drafter.fit import head_rows
-from secondguess.drafter.vocab import choose_vocab, count_tokens, coverage, target_to_draft
-from secondguess.errors import UserError
+from secondguess.drafter.model import Drafter
+from secondguess.drafter.vocab import count_tokens, coverage, target_to_draft
+from secondguess.lock import locked
 from secondguess.target.hf import HFTarget
 from secondguess.train.config import TrainConfig
-from secondguess.train.data import Response, batches, digest, split_held_out
+from secondguess.train.data import Response, digest, split_held_out
 from secondguess.train.feed import Feed
-from secondguess.train.objective import Tally, objective, reconsider_of
+from secondguess.train.flops import matmul_peak, step_flops
+from secondguess.train.judge import Judge, pick_replayed
+from secondguess.train.learner import Learner
+from secondguess.train.meter import Window
+from secondguess.train.parallel import Processes, load_optimizer, whole, whole_drafter
+from secondguess.train.plan import Plan
 from secondguess.train.run_folder import RunFolder
-from secondguess.train.start import new_drafter, new_optimizer, use_bfloat16
+from secondguess.train.start import content, reconsiders, start_drafter
 
 
 class Trainer:
-    """One run in one folder. Nothing is written, and no captured state is read, before ``run``."""
+    """One run in one folder. Nothing is written, and no state of the target is read, before ``run``."""
 
     def __init__(
         self,
         config: TrainConfig,
         target: HFTarget,
         responses: list[Response],
-        store: StateStore,
+        source: FeatureSource,
         record: Mapping[str, Any] | None = None,
+        processes: Processes | None = None,
     ) -> None:
-        """``record``: revision, versions and machine, kept in the run folder and in the checkpoint."""
-        self.config, self.record = config, record or {}
-        self.training, self.held_out = split_held_out(responses, config.held_out)
-        self.steps_per_epoch = len(self.training) // config.batch_size
-        if self.steps_per_epoch == 0:
-            few = f"{len(self.training)} training responses do not fill one batch of {config.batch_size}"
-            raise UserError(f"{few}: give more, or a smaller batch_size")
-        self.num_steps = config.epochs * self.steps_per_epoch
+        """``record``: revision, versions and machine, kept in the run folder and in the checkpoint.
+
+        Of several ``processes`` each has a trainer, and the first one writes.
+        """
+        self.config, self.record, self.processes = config, record or {}, processes or Processes()
+        self.training, held_out = split_held_out(responses, config.held_out)
+        self.plan = Plan(config, self.training, self.processes.count)
+        self.judge = Judge(config, held_out, pick_replayed(responses, held_out, config.eval_responses))
         counts = count_tokens((responses[i].answer for i in self.training), target.spec.vocab_size)
-        target_ids = choose_vocab(counts, config.draft_vocab_size)
-        self.coverage = coverage(counts, target_ids)
-        self.drafter = new_drafter(target, config, target_ids)
-        draft_of = target_to_draft(target_ids, target.spec.vocab_size)
-        self.feed = Feed(responses, store, head_rows(target.head_weight, target_ids), draft_of)
-        self.optimizer = new_optimizer(self.drafter, config)
-        self.bfloat16 = use_bfloat16(config.precision)
-        inputs = {
-            "target weights": target.fingerprint,
-            "content of responses": digest(responses),
-            "draft vocabulary": target_ids.tolist(),
-        }
-        self.folder = RunFolder(Path(config.out).expanduser(), config, inputs)
-        self.step, self.num_saved, self.seconds, self.window, self.log_bytes = 0, 0, 0.0, Tally(), 0
-        self.resume()
+        self.drafter = start_drafter(target, config, counts)
+        self.coverage = coverage(counts, self.drafter.target_ids)
+        self.folder = RunFolder(Path(config.out).expanduser(), config, inputs(config, target, responses, self.drafter))
+        self.step, self.num_saved, self.seconds, self.window, self.log_bytes = 0, 0, 0.0, Window(), 0
+        state = self.folder.load()
+        if state:
+            self.drafter.load_state_dict(state["drafter"])
+        feed = make_feed(target, responses, source, self.drafter.target_ids)
+        self.learner = Learner(self.drafter.to(target.spec.device), feed, config, self.processes)
+        if state:
+            self.resume(state)
 
-    # -- one step ------------------------------------------------------------------------------------------------
-
-    def products(self) -> contextlib.AbstractContextManager[Any]:
-        return torch.autocast("cpu", torch.bfloat16) if self.bfloat16 else contextlib.nullcontext()
-
-    def learning_rate(self, step: int) -> float:
-        """Linear warm-up, then cosine to zero."""
-        warm = max(1, round(self.config.warmup * self.num_steps))
-        if step < warm:
-            return self.config.lr * (step + 1) / warm
-        return self.config.lr * 0.5 * (1 + math.cos(math.pi * (step - warm) / max(1, self.num_steps - warm)))
-
-    def train_step(self, indices: list[int]) -> tuple[float, Tally]:
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.learning_rate(self.step)
-        with self.products():
-            batch = self.feed.batch(indices)
-            loss, tally = objective(self.drafter, batch, self.config, reconsider_of(self.config, self.step))
-        self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.drafter.parameters(), self.config.clip)
-        self.optimizer.step()
-        return loss.item(), tally
-
-    @torch.no_grad()
-    def evaluate(self) -> dict[str, list[float]]:
-        """Held-out losses per unroll step and level; every row gets a second look here, whatever rho trains on."""
-        tally, look = Tally(), reconsider_of(self.config, self.step)
-        # Nothing carried: level 0 then does what EAGLE's does, and their numbers compare.
-        look = look and replace(look, rho=1.0, carry="off")
-        with self.products():
-            for i in range(0, len(self.held_out), self.config.batch_size):
-                batch = self.feed.batch(self.held_out[i : i + self.config.batch_size])
-                tally.add(objective(self.drafter, batch, self.config, look)[1])
-        return tally.summary()
+    def resume(self, state: dict[str, Any]) -> None:
+        load_optimizer(self.learner.optimizer, state["optimizer"])
+        self.step = self.num_saved = state["step"]
+        self.seconds, self.log_bytes = state["seconds"], state["log_bytes"]
+        self.window = Window.of(state["window"])
 
     # -- the loop ------------------------------------------------------------------------------------------------
-
-    def remaining_batches(self) -> Iterator[list[int]]:
-        first_epoch, done = divmod(self.step, self.steps_per_epoch)
-        for epoch in range(first_epoch, self.config.epochs):
-            order = list(batches(self.training, self.config.batch_size, self.config.seed, epoch))
-            yield from order[done:] if epoch == first_epoch else order
 
     def run(
         self,
@@ -114,76 +79,119 @@ class Trainer:
         """Train to the end and write the checkpoint.
 
         ``on_step`` hears the number of steps done and the last loss, ``on_log`` each line of the log. A
-        KeyboardInterrupt raised by ``on_step`` loses nothing: the run goes on from that step.
+        KeyboardInterrupt raised by ``on_step`` loses nothing: the run goes on from that step. (Several processes go on
+        from where they saved last: they may have been interrupted in different steps.) Raises Diverged.
         """
-        self.folder.start(self.record, self.log_bytes)
-        for indices in self.remaining_batches():
+        with locked(self.folder.path) if self.processes.first else contextlib.nullcontext():
+            if self.processes.first:
+                self.folder.start(self.record, self.log_bytes)
+            for indices in self.plan.steps_from(self.step):
+                loss = self.train_step(indices)
+                last = self.step == self.plan.num_steps
+                if self.step % self.config.eval_every == 0 or last:
+                    on_log(self.log())
+                if self.step % self.config.save_every == 0 or last:
+                    self.save()
+                try:
+                    on_step(self.step, loss)
+                except KeyboardInterrupt:
+                    if self.processes.count == 1:
+                        self.save()
+                    raise
+            self.export(whole_drafter(self.drafter), self.folder.drafter)
+
+    def train_step(self, indices: list[int]) -> float:
+        """Train on these responses and return the loss."""
+        clock, batches = time.perf_counter(), self.plan.micro_batches(indices)
+        done = self.learner.step(self.step, batches, self.plan.learning_rate(self.step))
+        seconds = time.perf_counter() - clock
+        self.window.add(done, seconds, self.flops(indices))
+        self.step += 1
+        self.seconds += seconds
+        return done.loss
+
+    def flops(self, indices: list[int]) -> float:
+        spans = ((len(r.input_ids), r.prompt_len) for r in (self.learner.feed.responses[i] for i in indices))
+        rho = self.config.rho if reconsiders(self.config) else 0.0
+        return step_flops(self.drafter.config, spans, self.config.unroll_steps, rho)
+
+    def seconds_per_step(self) -> float:
+        """Measured on the first batch of the next step, without moving a weight."""
+        first = self.plan.micro_batches(next(self.plan.steps_from(self.step)))[0]
+        clock = 0.0
+        for _ in range(2):  # the first time warms up
             clock = time.perf_counter()
-            loss, tally = self.train_step(indices)
-            self.window.add(tally)
-            self.step += 1
-            self.seconds += time.perf_counter() - clock
-            last = self.step == self.num_steps
-            if self.step % self.config.eval_every == 0 or last:
-                on_log(self.log())
-            if self.step % self.config.save_every == 0 or last:
-                self.save()
-            try:
-                on_step(self.step, loss)
-            except KeyboardInterrupt:
-                self.save()
-                raise
-        self.export()
+            self.learner.gradients(self.step, [first])
+        self.learner.optimizer.zero_grad(set_to_none=True)
+        return (time.perf_counter() - clock) * self.config.accumulate
+
+    # -- the log -------------------------------------------------------------------------------------------------
 
     def log(self) -> dict[str, Any]:
-        """Add a line on the steps since the last one to the log."""
+        """Add a line on the steps since the last one, and on the drafter as it is now, to the log."""
+        drafter, device = whole_drafter(self.drafter), self.learner.device
+        peak = matmul_peak(torch.bfloat16 if self.learner.bfloat16 else torch.float32, device) * self.processes.count
         line = {
             "step": self.step,
-            "of": self.num_steps,
+            "of": self.plan.num_steps,
             "seconds": round(self.seconds, 1),
-            "lr": self.learning_rate(self.step - 1),
-            "train": self.window.summary(),
-            "held_out": self.evaluate(),
-            "rows": sum(self.window.rows),
+            "lr": self.plan.learning_rate(self.step - 1),
+            **self.window.summary(),
+            "held_out": self.judge.losses(drafter, self.learner),
+            **self.judge.tau(drafter, self.learner),
+            "speed": self.window.speed(peak, device),
         }
-        self.folder.log(line)
-        self.window = Tally()
+        if self.processes.first:
+            self.folder.log(line)
+        self.window = Window()
         return line
+
+    def evaluate(self) -> dict[str, list[float]]:
+        """Held-out losses of the drafter as it is now, per unroll step and level."""
+        return self.judge.losses(whole_drafter(self.drafter), self.learner)
 
     # -- state ---------------------------------------------------------------------------------------------------
 
     def save(self) -> None:
-        state = {
-            "step": self.step,
-            "seconds": self.seconds,
-            "window": asdict(self.window),
-            "drafter": self.drafter.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-        }
-        self.folder.save(state)
+        """Keep the state, and beside it the drafter as it would be served."""
+        drafter, optimizer = whole_drafter(self.drafter), whole(self.learner.optimizer.state_dict())
+        if self.processes.first:
+            state = {
+                "step": self.step,
+                "seconds": self.seconds,
+                "window": self.window.state(),
+                "drafter": drafter.state_dict(),
+                "optimizer": optimizer,
+            }
+            self.folder.save(state)
+        self.export(drafter, self.folder.latest_drafter)
         self.num_saved = self.step
 
-    def resume(self) -> None:
-        state = self.folder.load()
-        if state is None:
+    def export(self, drafter: Drafter, folder: Path) -> None:
+        """Write a checkpoint that serves."""
+        if not self.processes.first:
             return
-        self.drafter.load_state_dict(state["drafter"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.step = self.num_saved = state["step"]
-        self.seconds, self.log_bytes = state["seconds"], state["log_bytes"]
-        self.window = Tally(**state["window"])
-
-    def export(self) -> None:
-        notes = {
-            "target": self.config.target,
-            "method": self.config.method,
-            "training": {
-                "settings": {k: v for k, v in asdict(self.config).items() if k not in ("out", "captures")},
-                "steps": self.num_steps,
-                "seconds": round(self.seconds),
-                "num_responses": len(self.training),
-                "vocabulary_coverage": round(self.coverage, 4),
-                "record": {k: v for k, v in self.record.items() if k != "command"},
-            },
+        training = {
+            "settings": self.folder.settings | {"warm_start": self.config.warm_start},
+            "steps": self.step,
+            "seconds": round(self.seconds),
+            "num_responses": len(self.training),
+            "vocabulary_coverage": round(self.coverage, 4),
+            "record": {k: v for k, v in self.record.items() if k != "command"},
         }
-        save_drafter(self.drafter, self.folder.drafter, notes)
+        save_drafter(drafter, folder, {"target": self.config.target, "method": self.config.method, "training": training})
+
+
+def inputs(config: TrainConfig, target: HFTarget, responses: list[Response], drafter: Drafter) -> dict[str, Any]:
+    """What a run depends on beside its settings. ``drafter``: at its start point."""
+    return {
+        "target weights": target.fingerprint,
+        "content of responses": digest(responses),
+        "content of warm_start": None if config.warm_start == "none" else content(drafter),
+        "draft vocabulary": drafter.target_ids.tolist(),
+    }
+
+
+def make_feed(target: HFTarget, responses: list[Response], source: FeatureSource, target_ids: torch.Tensor) -> Feed:
+    draft_of = target_to_draft(target_ids, target.spec.vocab_size).to(target.spec.device)
+    return Feed(responses, source, head_rows(target.head_weight, target_ids), draft_of)

@@ -1,0 +1,47 @@
+"""``secondguess capture``: the target's states at its answers, on disk, ahead of training."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from secondguess.commands.record import add_json, make_record, write_json
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("target", metavar="TARGET", help="folder, hub id, .gguf file, or smollm2-135m")
+    add("responses", type=Path, metavar="RESPONSES", help="JSONL file of the target's own answers, as train takes it")
+    add("--captures", type=Path, default=Path("captures"), metavar="DIR", help="where states go (default: captures)")
+    precision = "of the target: auto, float32 or bfloat16; as train's setting (default: auto)"
+    add("--precision", choices=("auto", "float32", "bfloat16"), default="auto", help=precision)
+    add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where the target runs (default: auto)")
+    add("--dry-run", action="store_true", help="check everything, say what is missing, and stop")
+    add_json(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from secondguess.commands.train_run import capture, describe_captures
+    from secondguess.train.device import choose_device, open_target
+    from secondguess.train.setup import plan_captures, read_fitting
+
+    console = Console(stderr=True, highlight=False, markup=False)
+    target = open_target(args.target, args.precision, choose_device(args.device), console.print)
+    captures = plan_captures(target, read_fitting(args.responses, target, console.print), args.captures)
+    console.print(describe_captures(captures), soft_wrap=True)
+    if not args.dry_run:
+        capture(captures, console)
+        console.print(f"complete in {captures.store.folder}", soft_wrap=True)
+    if args.json:
+        store = captures.store
+        row = {
+            "folder": str(store.folder),
+            "sequences": len(store.lengths),
+            "tokens": sum(store.lengths),
+            "shards": len(store.shards),
+            "missing": len(store.missing),
+        }
+        write_json(args.json, make_record(), "rows", [row])
+    return 0

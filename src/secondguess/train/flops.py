@@ -1,0 +1,62 @@
+"""Multiplications and additions of training, from shapes alone, and how many the machine manages at best.
+
+Only matrix products count. T tokens of a response, N rows of an unroll step, S keys that the last of them sees.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Iterable, Iterator
+
+import torch
+
+from secondguess.config import DrafterConfig
+
+PROBE_SECONDS = 0.2
+
+
+def step_flops(c: DrafterConfig, responses: Iterable[tuple[int, int]], num_steps: int, rho: float) -> float:
+    """Of a training step over responses of (length, prompt length): forward, twice that backward, and the targets.
+
+    ``rho``: the share of rows that get a second look, 0 without level 1. Recomputed products do not count.
+    """
+    total = 0.0
+    for length, prompt_len in responses:
+        target = 2 * length * c.target_hidden_size * c.draft_vocab_size
+        total += 3 * forward_flops(c, length, prompt_len, num_steps, rho) + target
+    return total
+
+
+def forward_flops(c: DrafterConfig, length: int, prompt_len: int, num_steps: int, rho: float) -> float:
+    """Of one response through the unrolled drafter."""
+    attended = c.num_attention_heads * c.head_dim
+    project = 2 * 2 * c.hidden_size * (attended + 2 * c.num_key_value_heads * c.head_dim)
+    finish = 2 * attended * c.hidden_size + 2 * 3 * c.hidden_size * c.intermediate_size
+    head = 2 * c.hidden_size * c.draft_vocab_size
+    total = length * (2 * 3 * c.target_hidden_size * c.hidden_size + project)  # features, and their keys at step 0
+    for j, (rows, keys) in enumerate(unrolled(length, prompt_len, num_steps)):
+        look = finish + head + 4 * attended * keys
+        total += rows * (look + (project if j else 0)) + rho * rows * (look + project)
+    return total
+
+
+def unrolled(length: int, prompt_len: int, num_steps: int) -> Iterator[tuple[int, int]]:
+    """Rows and step-0 keys (N, S) of each unroll step of a response, see ``unroll``."""
+    for j in range(min(num_steps, length - 1 - prompt_len)):
+        yield length - 1 - prompt_len - j, length - 2 - j
+
+
+@functools.cache
+def matmul_peak(dtype: torch.dtype, device: torch.device) -> float:
+    """FLOP/s of the fastest of a few large matrix products."""
+    n = 8192 if device.type == "cuda" else 1024
+    a = torch.randn(n, n, generator=torch.Generator(device).manual_seed(0), dtype=dtype, device=device)
+    best, end = float("inf"), time.perf_counter() + PROBE_SECONDS
+    while time.perf_counter() < end:
+        start = time.perf_counter()
+        a @ a
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        best = min(best, time.perf_counter() - start)
+    return 2 * n**3 / best

@@ -1,0 +1,116 @@
+"""One step of training: batches, their gradients added up over micro-batches and processes, and the weights moved."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from secondguess.drafter.model import Drafter
+from secondguess.train.config import TrainConfig
+from secondguess.train.device import use_bfloat16
+from secondguess.train.feed import Feed
+from secondguess.train.objective import Tally, objective, reconsider_of
+from secondguess.train.parallel import Processes, add_gradients, parallelize, whole
+from secondguess.train.start import new_optimizer
+from secondguess.train.unroll import Batch, Reconsider, spans, start_rows
+
+
+class Diverged(ArithmeticError):
+    """The loss or its gradient is no number any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What a step came to, over all its batches and processes."""
+
+    loss: float
+    grad_norm: float  # before clipping
+    tally: Tally
+
+
+class Loss(nn.Module):
+    """The objective as a module: what FSDP needs to know when weights are used."""
+
+    def __init__(self, drafter: Drafter, config: TrainConfig) -> None:
+        super().__init__()
+        self.drafter, self.config = drafter, config
+
+    def forward(self, batch: Batch, look: Reconsider | None, step_rows: Sequence[float]) -> tuple[Tensor, Tally]:
+        return objective(self.drafter, batch, self.config, look, step_rows)
+
+
+class Learner:
+    """A drafter, its optimizer and its data, in one of the processes that train it."""
+
+    def __init__(self, drafter: Drafter, feed: Feed, config: TrainConfig, processes: Processes) -> None:
+        self.drafter, self.feed, self.config, self.processes = drafter, feed, config, processes
+        self.device = drafter.embedding.device
+        self.bfloat16 = use_bfloat16(config.precision, self.device)
+        self.loss = parallelize(Loss(drafter, config), config.parallel, self.device)
+        self.optimizer = new_optimizer(drafter, config)
+
+    def products(self) -> contextlib.AbstractContextManager[Any]:
+        return torch.autocast(self.device.type, torch.bfloat16) if self.bfloat16 else contextlib.nullcontext()
+
+    def step(self, number: int, batches: Sequence[list[int]], lr: float) -> Done:
+        """Move the weights once, by the gradient over ``batches`` of responses. Raises Diverged, and moves nothing, if
+        it is no number.
+        """
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        loss, tally = self.gradients(number, batches)
+        norm = nn.utils.clip_grad_norm_(self.drafter.parameters(), self.config.clip)
+        done = Done(loss, whole(norm.detach()).item(), tally)
+        for name, value in (("loss", done.loss), ("gradient", done.grad_norm)):
+            if not math.isfinite(value):
+                fix = "nothing is exported; lower lr or clip, and choose another out folder"
+                raise Diverged(f"the {name} is {value} at step {number + 1}: {fix}")
+        self.optimizer.step()
+        return done
+
+    def gradients(self, number: int, batches: Sequence[list[int]]) -> tuple[float, Tally]:
+        """Leave with the weights the gradient of a step over all ``batches``, of which this process reads its share.
+
+        Which rows are the most doubtful (``rho``, ``carry``) is settled within a share; else the split changes nothing.
+        """
+        self.optimizer.zero_grad(set_to_none=True)
+        with self.products():
+            mine = [self.feed.batch(self.processes.share(indices)) for indices in batches]
+        counted = [trained_rows(batch, self.config.unroll_steps) for batch in mine]
+        step_rows = [sum(rows) for rows in zip(*sum(self.processes.gather(counted), []), strict=True)]
+        loss, tally = 0.0, Tally()
+        for i, batch in enumerate(mine):
+            part = (number * len(batches) + i) * self.processes.count + self.processes.rank
+            with self.products():
+                value, seen = self.loss(batch, reconsider_of(self.config, part), step_rows)
+            value.backward()
+            loss += value.item()
+            tally.add(seen)
+        if self.processes.count == 1:
+            return loss, tally
+        add_gradients(self.drafter.parameters())
+        return self.total(loss, tally)
+
+    def total(self, loss: float, tally: Tally) -> tuple[float, Tally]:
+        """The sums of what each process found."""
+        whole_loss, whole_tally = 0.0, Tally()
+        for other_loss, other_tally in self.processes.gather((loss, tally)):
+            whole_loss += other_loss
+            whole_tally.add(other_tally)
+        return whole_loss, whole_tally
+
+
+def trained_rows(batch: Batch, num_steps: int) -> list[int]:
+    """Rows of each unroll step that the loss is on: those whose target token can be offered. See ``unroll``."""
+    rows_X, (_, end_T) = start_rows(batch), spans(batch)
+    counts = []
+    for j in range(num_steps):
+        rows_X = rows_X[rows_X + 2 + j < end_T[rows_X]]
+        counts.append(int(batch.offered_T[rows_X + 1 + j].sum()))
+    return counts
