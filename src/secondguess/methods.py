@@ -165,9 +165,12 @@ def open_drafter(
 
 def _load_packed(folder: Path, target: HFTarget) -> Drafter:
     from secondguess.drafter.checkpoint import load_drafter
+    from secondguess.drafter.native import native_block
     from secondguess.target.linear import can_pack, exact_form, pack_linears
 
     drafter = load_drafter(folder, target.embedding, target.spec.num_layers)
     if can_pack(drafter):
-        pack_linears(drafter, exact_form(drafter))
+        form = exact_form(drafter)
+        drafter.native = native_block(drafter, form)
+        pack_linears(drafter, form)
     return drafter

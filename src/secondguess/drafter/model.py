@@ -17,12 +17,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from secondguess.config import DrafterConfig
+from secondguess.engine.slots import SlotCache
+from secondguess.types import Rows
 
 NUM_TAPS = 3
 
 Rotation = tuple[Tensor, Tensor]  # cos and sin, [..., 1, D / 2] each
 # Number of a layer, q, k, v of its rows -> what they attend to, [..., A, D].
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+Native = Callable[[SlotCache, Rows, Tensor, Tensor], Tensor]
 
 
 class RMSNorm(nn.RMSNorm):
@@ -115,6 +118,7 @@ class Drafter(nn.Module):
         self.register_buffer("embedding", embedding, persistent=False)
         self.register_buffer("target_ids", target_ids, persistent=False)
         self.rope_rates = rope_rates(config).to(embedding.device)
+        self.native: Native | None = None  # M in compiled code, where there is some: see ``drafter.native``
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Drafter:
         """``.to(dtype)`` must spare the rates: bfloat16 cannot tell position 257 from 256."""

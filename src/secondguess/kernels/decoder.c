@@ -26,6 +26,7 @@ struct weights {
 struct layer {
     struct weights qkv, o, gate_up, down;
     const float *input_norm, *post_norm, *q_norm, *k_norm;  // the last two or NULL
+    const float *hidden_norm;  // of a drafter's first layer, which attends by embedding and state side by side; or NULL
     float eps;
 };
 
@@ -37,6 +38,7 @@ struct pass {
     const float *cos, *sin;  // [M][D]; the sine's first half is negated
     float *k, *v;  // the layer's: [slots][G][C][D]
     float *x;  // [M][H], in and out
+    const float *e;  // [M][H], for layers with a hidden_norm
     float *scratch;  // scratch_size floats
     float scale;
 };
@@ -44,7 +46,7 @@ struct pass {
 static int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 
 int64_t scratch_size(int64_t M, int64_t H, int64_t A, int64_t G, int64_t D, int64_t I) {
-    return M * (most(most(H, A * D), I) + H + most((A + 2 * G) * D, 2 * I));
+    return M * (most(most(2 * H, A * D), I) + H + most((A + 2 * G) * D, 2 * I));
 }
 
 // Lanes are added to each other by halves.
@@ -92,10 +94,11 @@ static void rms_norm(const float *x, const float *weight, int64_t n, float eps, 
     for (int64_t i = 0; i < n; i++) y[i] = weight[i] * (x[i] * factor);
 }
 
-static void norm_rows(const struct pass *p, const float *weight, float eps, float *y) {
+// y[M][H] = norm(x), in rows of `stride`.
+static void norm_rows(const struct pass *p, const float *x, const float *weight, float eps, int64_t stride, float *y) {
     int64_t M = p->R * p->N;
 #pragma omp parallel for schedule(static) if (M > FEW_ROWS)
-    for (int64_t m = 0; m < M; m++) rms_norm(p->x + m * p->H, weight, p->H, eps, y + m * p->H);
+    for (int64_t m = 0; m < M; m++) rms_norm(x + m * p->H, weight, p->H, eps, y + m * stride);
 }
 
 static void apply(const struct weights *w, const float *x, int64_t M, float *y) {
@@ -209,15 +212,20 @@ static void gate(const struct pass *p, const float *gate_up, float *y) {
 
 void run_layer(const struct layer *l, const struct pass *p) {
     int64_t M = p->R * p->N, width = (p->A + 2 * p->G) * p->D;
-    float *narrow = p->scratch, *product = narrow + M * most(most(p->H, p->A * p->D), p->I);
+    float *narrow = p->scratch, *product = narrow + M * most(most(2 * p->H, p->A * p->D), p->I);
     float *wide = product + M * p->H;
-    norm_rows(p, l->input_norm, l->eps, narrow);
+    if (l->hidden_norm) {
+        norm_rows(p, p->e, l->input_norm, l->eps, 2 * p->H, narrow);
+        norm_rows(p, p->x, l->hidden_norm, l->eps, 2 * p->H, narrow + p->H);
+    } else {
+        norm_rows(p, p->x, l->input_norm, l->eps, p->H, narrow);
+    }
     apply(&l->qkv, narrow, M, wide);
 #pragma omp parallel for schedule(static) if (M > FEW_ROWS)
     for (int64_t m = 0; m < M; m++) place_row(l, p, m, wide + m * width);
     attend(p, wide, narrow);
     add_applied(p, &l->o, narrow, product);
-    norm_rows(p, l->post_norm, l->eps, narrow);
+    norm_rows(p, p->x, l->post_norm, l->eps, p->H, narrow);
     apply(&l->gate_up, narrow, M, wide);
     gate(p, wide, narrow);
     add_applied(p, &l->down, narrow, product);

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
+from secondguess.errors import UserError
 from secondguess.kernels.build import library
 
 GROUP = 32  # inputs that share a scale, as in llama.cpp's Q8_0 and Q4_1
@@ -26,6 +27,8 @@ class CompactLinear(nn.Module):
 
     def __init__(self, linear: nn.Linear, form: str) -> None:
         super().__init__()
+        if form in EXPANSIONS and linear.in_features % GROUP:
+            raise UserError(f"{form} weights need multiples of {GROUP} inputs, a layer has {linear.in_features}")
         self.bias, self.shape, self.code = linear.bias, tuple(linear.weight.shape), list(FORMS).index(form)
         self._kernel = library().linear
         self.packed = pack(linear.weight.detach(), form, library().block_size())

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from secondguess.errors import UserError
 from secondguess.kernels.build import BuildError
-from secondguess.kernels.linear import GROUP, CompactLinear, holds, rounded
+from secondguess.kernels.linear import CompactLinear, holds, rounded
 
 ROWS_HINT = 32  # oneDNN lays the weights out for about this many rows
 
@@ -39,9 +39,8 @@ def packed(linear: nn.Linear, form: str = "float32") -> nn.Module:
     """
     if form == "float32":
         return PackedLinear(linear) if can_pack(linear) else linear
-    if form == "int8" or form == "int4":
-        if linear.in_features % GROUP or linear.weight.dtype != torch.float32 or linear.weight.device.type != "cpu":
-            raise UserError(f"{form} needs a float32 model on the CPU whose layers have multiples of {GROUP} inputs")
+    if linear.weight.dtype != torch.float32 or linear.weight.device.type != "cpu":
+        raise UserError(f"{form} weights need a float32 model on the CPU")
     try:
         return CompactLinear(linear, form)
     except BuildError as error:
