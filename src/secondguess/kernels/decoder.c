@@ -150,9 +150,9 @@ ALWAYS_INLINE void average(int vectors, const float *weight, const float *v, con
     for (int64_t i = 0; i < n; i++) {
         sum += weight[i];
         const float *row = v + seen[i] * vectors * LANES;
-        for (int d = 0; d < vectors; d++) acc[d] = acc[d] + weight[i] * *(const vec *)(row + d * LANES);
+        UNROLL for (int d = 0; d < vectors; d++) acc[d] = acc[d] + weight[i] * *(const vec *)(row + d * LANES);
     }
-    for (int d = 0; d < vectors; d++) *(vec *)(out + d * LANES) = acc[d] / sum;
+    UNROLL for (int d = 0; d < vectors; d++) *(vec *)(out + d * LANES) = acc[d] / sum;
 }
 
 // softmax(q K^T) V of one query head over the `n` columns in `seen`; D is a multiple of LANES.

@@ -24,6 +24,7 @@ typedef int8_t bvec __attribute__((vector_size(LANES), aligned(1), may_alias));
 typedef uint8_t ubvec __attribute__((vector_size(LANES), aligned(1), may_alias));
 
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
+#define UNROLL _Pragma("GCC unroll 32")
 
 int64_t block_size(void) { return BLOCK; }
 int64_t lanes(void) { return LANES; }
@@ -87,16 +88,13 @@ static const float *expand(enum format format, const char *block, int64_t k, int
 
 // sum[rows][BLOCK] += x[rows][depth] w[depth][BLOCK]; `rows` is known to the compiler.
 ALWAYS_INLINE void tile(int rows, const float *x, int64_t K, const float *w, int64_t depth, float *sum) {
-    vec s[ROWS][WIDTH];
-    for (int r = 0; r < rows; r++)
-        for (int p = 0; p < WIDTH; p++) s[r][p] = *(const vec *)(sum + r * BLOCK + p * LANES);
+    // Flat loops, unrolled: only then do the compilers keep all sums in registers.
+    vec s[ROWS * WIDTH];
+    UNROLL for (int i = 0; i < rows * WIDTH; i++) s[i] = *(const vec *)(sum + i * LANES);
     for (int64_t k = 0; k < depth; k++)
-        for (int p = 0; p < WIDTH; p++) {
-            vec wp = *(const vec *)(w + k * BLOCK + p * LANES);
-            for (int r = 0; r < rows; r++) s[r][p] = s[r][p] + x[r * K + k] * wp;
-        }
-    for (int r = 0; r < rows; r++)
-        for (int p = 0; p < WIDTH; p++) *(vec *)(sum + r * BLOCK + p * LANES) = s[r][p];
+        UNROLL for (int i = 0; i < rows * WIDTH; i++)
+            s[i] = s[i] + x[i / WIDTH * K + k] * *(const vec *)(w + k * BLOCK + i % WIDTH * LANES);
+    UNROLL for (int i = 0; i < rows * WIDTH; i++) *(vec *)(sum + i * LANES) = s[i];
 }
 
 static void tiles(int64_t rows, const float *x, int64_t K, const float *w, int64_t depth, float *sum) {
