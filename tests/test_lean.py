@@ -19,10 +19,10 @@ def run(target):
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-11), (torch.float32, 1e-4)])
 def test_lean_equals_generic(family: str, dtype: torch.dtype, tolerance: float, monkeypatch) -> None:
     fast = tiny_target(family, dtype=dtype)
-    assert isinstance(fast._decode, lean.LeanDecoder)
+    assert isinstance(fast._body.decoder, lean.LeanDecoder)
     monkeypatch.setattr(hf, "fits", lambda model: False)
     slow = tiny_target(family, dtype=dtype)
-    assert isinstance(slow._decode, hf.GenericDecoder)
+    assert isinstance(slow._body.decoder, hf.GenericDecoder)
     assert fast.fingerprint == slow.fingerprint
     ours, theirs = run(fast), run(slow)
     for name in ("hidden_RNH", "taps_RNLH", "logits_RNV"):
@@ -30,5 +30,5 @@ def test_lean_equals_generic(family: str, dtype: torch.dtype, tolerance: float, 
 
 
 def test_other_models_go_the_generic_way() -> None:
-    assert isinstance(tiny_target("gemma3")._decode, hf.GenericDecoder)
-    assert isinstance(tiny_target("llama", dtype=torch.bfloat16)._decode, hf.GenericDecoder)
+    assert isinstance(tiny_target("gemma3")._body.decoder, hf.GenericDecoder)
+    assert isinstance(tiny_target("llama", dtype=torch.bfloat16)._body.decoder, hf.GenericDecoder)

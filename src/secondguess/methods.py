@@ -166,10 +166,13 @@ def open_drafter(
 def _load_packed(folder: Path, target: HFTarget) -> Drafter:
     from secondguess.drafter.checkpoint import load_for
     from secondguess.drafter.checks import examine, warn
-    from secondguess.target.linear import can_pack, pack_linears
+    from secondguess.drafter.native import native_block
+    from secondguess.target.linear import can_pack, exact_form, pack_linears
 
     drafter = load_for(folder, target)
     warn(folder, examine(folder, drafter, target))
     if can_pack(drafter):
-        pack_linears(drafter)
+        form = exact_form(drafter)
+        drafter.native = native_block(drafter, form)
+        pack_linears(drafter, form)
     return drafter

@@ -32,6 +32,7 @@ def tiny_target(
     hidden_size: int = 32,
     num_layers: int = 8,
     tie: bool = True,
+    form: str = "float32",
 ) -> HFTarget:
     """A random ``llama``, ``qwen2``, ``qwen3`` or ``gemma3`` model, 4 heads, 2 K/V heads, no tokenizer.
 
@@ -59,7 +60,7 @@ def tiny_target(
             # transformers' own 0.02 would leave the logits flat and every choice a near-tie.
             if weight.ndim == 2:
                 torch.nn.init.normal_(weight, std=0.5 if "embed" in name else 1.5 / weight.shape[1] ** 0.5)
-    return HFTarget(model)
+    return HFTarget(model, form=form)
 
 
 def tiny_drafter(

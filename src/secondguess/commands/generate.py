@@ -8,7 +8,7 @@ import sys
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
-from secondguess.commands.options import add_dataclass, from_args
+from secondguess.commands.options import add_dataclass, add_dtype, from_args
 from secondguess.commands.record import add_json, make_record, write_json
 from secondguess.config import TreeConfig
 from secondguess.errors import UserError
@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     methods = f"comma-separated: {', '.join(METHODS)}, with settings if wanted (pr:budget=24,m=2)"
     parser.add_argument("--method", default="pr", help=f"{methods} (default: pr)")
     parser.add_argument("--drafter", help="folder, or name of one that ships (default: the one named like the method)")
-    parser.add_argument("--dtype", default="float32", help="float32, float64, bfloat16 or float16 (default: float32)")
+    add_dtype(parser)
     parser.add_argument("--raw", action="store_true", help="continue the prompt as it is, without the chat template")
     parser.add_argument("--show-tree", action="store_true", help="draw the last draft tree of each answer")
     add_json(parser)

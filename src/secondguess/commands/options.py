@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 T = TypeVar("T", bound="DataclassInstance")
+DTYPES = "float32, float64, bfloat16, float16; of the weights alone: int8, int4 (default: float32)"
 
 
 def add_dataclass(parser: ArgumentParser, cls: type[DataclassInstance], only: Collection[str] | None = None) -> None:
@@ -39,6 +40,10 @@ def from_args(cls: type[T], args: Namespace, **more: Any) -> T:
         return cls(**{name: value for name, value in given.items() if name in names}, **more)
     except ValueError as error:
         raise UserError(str(error)) from error
+
+
+def add_dtype(parser: ArgumentParser) -> None:
+    parser.add_argument("--dtype", default="float32", help=DTYPES)
 
 
 def _kind(hint: Any) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 from secondguess.atomic import check_folder
 from secondguess.bench.tasks import TASKS, load_tasks
+from secondguess.commands.options import DTYPES
 from secondguess.commands.record import add_json, make_record, write_json
 from secondguess.commands.workload import comma_separated
 from secondguess.errors import UserError
@@ -56,7 +57,7 @@ def add_answers(parser: argparse.ArgumentParser) -> None:
     add("--seed", type=int, default=0, metavar="INT", help="of all draws (default: 0)")
     together = "answers decoded together, or asked for at once of an endpoint (default: 32)"
     add("--batch-size", type=int, default=32, metavar="INT", help=together)
-    add("--dtype", help="float32, float64, bfloat16 or float16 (default: float32)")
+    add("--dtype", help=DTYPES)
     server = "OpenAI-compatible server that runs the target, like http://localhost:8000/v1; OPENAI_API_KEY is its key"
     add("--endpoint", metavar="URL", help=server)
     add("--model", metavar="NAME", help="the target's name there (default: TARGET)")

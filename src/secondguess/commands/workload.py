@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from secondguess.bench.tasks import DATA_VARIABLE, TASKS, TaskPrompt, load_tasks
-from secondguess.commands.options import add_dataclass, from_args
+from secondguess.commands.options import add_dataclass, add_dtype, from_args
 from secondguess.config import TreeConfig
 from secondguess.errors import UserError
 from secondguess.methods import METHODS, Method, refuse_unused, split_methods
@@ -40,7 +40,7 @@ def add_workload(parser: argparse.ArgumentParser, more: str, method: str = "ar,e
     add("--temperature", dest="temperatures", type=floats, default=(0.0,), metavar="FLOAT,...", help=baseline)
     add("--seed", type=int, default=0, metavar="INT", help="of all draws; each prompt has its own from it (default: 0)")
     add("--drafter", help="folder, or name of one that ships (default: the one named like the method)")
-    add("--dtype", default="float32", help="float32, float64, bfloat16 or float16 (default: float32)")
+    add_dtype(parser)
     add_dataclass(parser, TreeConfig, ("grow_width", "offer_width", "num_steps", "num_reconsider"))
 
 

@@ -19,11 +19,14 @@ from torch import Tensor, nn
 
 from secondguess.config import DrafterConfig
 from secondguess.drafter.rope import rope_rates
+from secondguess.engine.slots import SlotCache
 from secondguess.target.fingerprint import embedding_fingerprint
+from secondguess.types import Rows
 
 Rotation = tuple[Tensor, Tensor]  # cos and sin, [..., 1, D / 2] each
 # Number of a layer, q, k, v of its rows -> what they attend to, [..., A, D].
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+Native = Callable[[SlotCache, Rows, Tensor, Tensor], Tensor]
 
 
 class RMSNorm(nn.RMSNorm):
@@ -133,6 +136,7 @@ class Drafter(nn.Module):
         self.rope_rates = rope_rates(config).to(embedding.device)
         self.target_embedding = embedding_fingerprint(embedding)
         self.tap_index: tuple[int, ...] = (0, 1, 2) if config.tap_layers is None else ()
+        self.native: Native | None = None  # M in compiled code, where there is some: see ``drafter.native``
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Drafter:
         """``.to(dtype)`` must spare the rates: bfloat16 cannot tell position 257 from 256."""

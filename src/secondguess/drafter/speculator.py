@@ -110,6 +110,8 @@ class EagleSpeculator:
 
     def run(self, rows: Rows, e_RXH: Tensor, g_RXH: Tensor) -> Tensor:
         """The block M over rows of the cache: -> post-norm features [R, X, H]."""
+        if self.drafter.native is not None:
+            return self.drafter.native(self.cache, rows, e_RXH, g_RXH)
 
         def attend(layer: int, q_RXAD: Tensor, k_RXGD: Tensor, v_RXGD: Tensor) -> Tensor:
             k_RGWD, v_RGWD = self.cache.write(layer, rows, k_RXGD.transpose(1, 2), v_RXGD.transpose(1, 2))

@@ -38,6 +38,10 @@ class SlotCache:
     def bytes(self) -> int:
         return sum(t.nbytes for t in (*self._k, *self._v))
 
+    def stores(self, layer: int) -> tuple[Tensor, Tensor]:
+        """All K and V of a layer, [S, G, C, D] each, contiguous."""
+        return self._k[layer], self._v[layer]
+
     def write(self, layer: int, rows: Rows, k_RGND: Tensor, v_RGND: Tensor) -> tuple[Tensor, Tensor]:
         """Store the rows' K/V, then return the first W columns of the rows' slots, [R, G, W, D] each.
 

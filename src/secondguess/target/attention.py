@@ -40,14 +40,19 @@ class Step:
         return self.by_window[window](q_RHND, k_RGWD, v_RGWD, scale)
 
     def _plan(self, q_RHND: Tensor, g: int, window: int | None) -> Attend:
-        rows, visible_RNW = self.rows, self.rows.visible_RNW
-        if window is not None:
-            # By position, not by column: draft nodes lie in more columns than they have positions.
-            distance_RNW = rows.positions_RN[:, :, None] - rows.column_positions_RW[:, None]
-            visible_RNW = visible_RNW & (distance_RNW < window)
+        rows, visible_RNW = self.rows, within_window(self.rows, window)
         if q_RHND.device.type == "cpu" and q_RHND.dtype in (torch.float32, torch.float64):
             return StableAttention(visible_RNW, rows.column_positions_RW, q_RHND, g)
         return FusedAttention(visible_RNW)
+
+
+def within_window(rows: Rows, window: int | None) -> Tensor:
+    """bool [R, N, W]: what rows see in a layer that looks back over ``window`` positions (None: over all)."""
+    if window is None:
+        return rows.visible_RNW
+    # By position, not by column: draft nodes lie in more columns than they have positions.
+    distance_RNW = rows.positions_RN[:, :, None] - rows.column_positions_RW[:, None]
+    return rows.visible_RNW & (distance_RNW < window)
 
 
 class FusedAttention:

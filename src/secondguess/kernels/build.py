@@ -1,0 +1,73 @@
+"""Compiles the C sources for this machine, once, into the user's cache."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+from functools import cache
+from pathlib import Path
+
+from secondguess.atomic import replacing
+from secondguess.cache import cache_dir
+
+SOURCE = Path(__file__).with_name("decoder.c")  # and what it includes
+SOURCES = (SOURCE, SOURCE.with_name("linear.c"))
+# OpenMP's workers are torch's: the loader takes the library of this name that torch has brought already.
+FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fopenmp", "-fPIC", "-shared")
+
+
+class BuildError(Exception):
+    """Why there is no library here, in one line."""
+
+
+@cache
+def library() -> ctypes.CDLL:
+    """The compiled functions. Raises BuildError where they cannot be compiled."""
+    compiler = os.environ.get("CC") or next(filter(shutil.which, ("cc", "gcc", "clang")), None)
+    if compiler is None:
+        raise BuildError("no C compiler: install gcc or clang, or name one in the variable CC")
+    path = cache_dir() / "kernels" / f"{_key(compiler)}.so"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as temporary:
+            _compile(compiler, temporary)
+    return _declare(path)
+
+
+def _key(compiler: str) -> str:
+    """Changes with whatever the result depends on; a home folder may be shared by different machines."""
+    cpu = Path("/proc/cpuinfo")
+    flags = next((line for line in cpu.read_text().splitlines() if line.startswith("flags")), "") if cpu.exists() else ""
+    made_of = (*(source.read_text() for source in SOURCES), compiler, *FLAGS, platform.machine(), flags)
+    return hashlib.sha256("\0".join(made_of).encode()).hexdigest()[:16]
+
+
+def _compile(compiler: str, path: Path) -> None:
+    try:
+        done = subprocess.run(
+            [*compiler.split(), *FLAGS, str(SOURCE), "-o", str(path)], capture_output=True, text=True, check=False
+        )
+    except OSError as error:
+        raise BuildError(f"the C compiler {compiler} does not start: {error.strerror}") from error
+    if done.returncode:
+        said = (done.stderr.strip().splitlines() or ["no message"])[0]
+        raise BuildError(f"{compiler} cannot compile {SOURCE.name}: {said}")
+
+
+def _declare(path: Path) -> ctypes.CDLL:
+    try:
+        lib = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise BuildError(f"{path} does not load ({error}): remove it") from error
+    size, pointer = ctypes.c_int64, ctypes.c_void_p
+    lib.linear.argtypes = [size, pointer, size, size, size, pointer, pointer]
+    lib.linear.restype = None
+    lib.block_size.restype = lib.lanes.restype = lib.scratch_size.restype = size
+    lib.scratch_size.argtypes = [size] * 6
+    lib.run_layer.argtypes = [pointer, pointer]
+    lib.run_layer.restype = None
+    return lib

@@ -1,0 +1,111 @@
+"""The compiled linear layers: the weights they say, rows that do not depend on others, a fallback without a compiler."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from secondguess.kernels import build
+from secondguess.kernels.linear import FORMS, GROUP, CompactLinear, holds, rounded, to_int4, to_int8
+
+FORM_NAMES = list(FORMS)
+
+
+def layer(num_inputs: int, num_outputs: int, bias: bool = False, seed: int = 0) -> nn.Linear:
+    torch.manual_seed(seed)
+    return nn.Linear(num_inputs, num_outputs, bias=bias)
+
+
+@given(
+    form=st.sampled_from(FORM_NAMES),
+    rows=st.integers(0, 23),
+    groups=st.integers(1, 7),
+    num_outputs=st.integers(1, 150),
+    bias=st.booleans(),
+)
+def test_it_multiplies_with_the_rounded_weights(form: str, rows: int, groups: int, num_outputs: int, bias: bool) -> None:
+    linear = layer(groups * GROUP, num_outputs, bias)
+    x = torch.randn(rows, groups * GROUP)
+    expected = x.double() @ rounded(linear.weight.detach(), form).double().T
+    if bias:
+        expected = expected + linear.bias.detach().double()
+    torch.testing.assert_close(CompactLinear(linear, form)(x).double(), expected, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("form", FORM_NAMES)
+def test_a_row_has_the_same_bits_in_any_batch(form: str) -> None:
+    compact = CompactLinear(layer(224, 200), form)
+    x = torch.randn(300, 224)
+    whole = compact(x)
+    for start, count in ((0, 1), (7, 1), (299, 1), (3, 2), (10, 3), (0, 9), (100, 49), (1, 257)):
+        assert torch.equal(compact(x[start : start + count]), whole[start : start + count])
+
+
+@pytest.mark.parametrize("form", ["float32", "bfloat16"])
+def test_any_number_of_inputs(form: str) -> None:
+    linear, x = layer(77, 33), torch.randn(5, 77)
+    expected = x @ rounded(linear.weight.detach(), form).T
+    torch.testing.assert_close(CompactLinear(linear, form)(x), expected, rtol=0, atol=1e-5)
+
+
+def test_other_shapes_and_strides() -> None:
+    compact, x = CompactLinear(layer(64, 48), "float32"), torch.randn(3, 64, 5).transpose(1, 2)
+    assert torch.equal(compact(x), compact(x.reshape(-1, 64)).view(3, 5, 48))
+
+
+def test_weights_of_llama_cpp_are_met_exactly() -> None:
+    """Q8_0 is scale * number, Q4_1 scale * number + offset, the scales float16; the ends of the range are in use."""
+    generator = torch.Generator().manual_seed(0)
+    scales = torch.rand(6, 4, 1, generator=generator).half().float() / 100
+    numbers8 = torch.randint(-127, 128, (6, 4, GROUP), generator=generator)
+    numbers8[..., 0] = -127
+    eight = (scales * numbers8).flatten(1)
+    assert torch.equal(to_int8(eight).expanded(), eight)
+    numbers4 = torch.randint(0, 16, (6, 4, GROUP), generator=generator)
+    numbers4[..., :2] = torch.tensor([0, 15])
+    offsets = -torch.rand(6, 4, 1, generator=generator).half().float()
+    four = (scales * numbers4 + offsets).flatten(1)
+    assert torch.equal(to_int4(four).expanded(), four)
+    linear = nn.Linear(4 * GROUP, 6, bias=False)
+    linear.weight.data.copy_(four)
+    assert holds(linear, "int4")
+    assert not holds(linear, "int8")
+    assert not holds(linear, "bfloat16")
+
+
+def test_a_group_of_equal_weights() -> None:
+    for value in (0.0, 0.25):
+        same = torch.full((2, GROUP), value)
+        assert torch.equal(to_int4(same).expanded(), same)
+        torch.testing.assert_close(to_int8(same).expanded(), same)
+
+
+@pytest.mark.parametrize(("form", "step"), [("int8", 2 / 254), ("int4", 1 / 15)])
+def test_rounding_is_at_most_half_a_step(form: str, step: float) -> None:
+    weight = torch.rand(20, 5 * GROUP) * 2 - 1
+    spread = 1.0 if form == "int8" else 2.0
+    assert (rounded(weight, form) - weight).abs().max() <= spread * step / 2 + 2e-3
+
+
+def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    build.library.cache_clear()
+    try:
+        monkeypatch.setenv("SECONDGUESS_CACHE", str(tmp_path))
+        monkeypatch.setattr(build.shutil, "which", lambda name: None)
+        monkeypatch.delenv("CC", raising=False)
+        with pytest.raises(build.BuildError, match="no C compiler: install gcc or clang"):
+            build.library()
+        monkeypatch.setenv("CC", "no-such-compiler")
+        with pytest.raises(build.BuildError, match="no-such-compiler does not start"):
+            build.library()
+        monkeypatch.setenv("CC", "false")
+        with pytest.raises(build.BuildError, match=r"false cannot compile decoder\.c"):
+            build.library()
+        assert not list((tmp_path / "kernels").iterdir())
+    finally:
+        build.library.cache_clear()
