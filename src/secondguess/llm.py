@@ -148,7 +148,7 @@ class LLM:
     # What follows runs on the engine's thread, where nothing changes under its hands.
 
     def _make_engine(self, drafter: str | Path | None, num_slots: int) -> Engine:
-        columns = self.max_model_len + 1 + self.method.tree.budget
+        columns = self.max_model_len + 1 + self.method.tree.max_budget
         speculator = make_speculator(self.method, self.target, drafter, num_slots, columns)
         return Engine(self.target, speculator, self.target.new_cache(num_slots, columns))
 
@@ -179,6 +179,8 @@ class LLM:
                 num_cycles=s.num_cycles,
                 num_accepted=s.num_accepted,
                 num_refined=s.num_refined,
+                num_drafted=s.num_drafted,
+                num_steps=s.num_steps,
                 prefill_s=t.prefill,
                 draft_s=t.draft,
                 verify_s=t.verify,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 from secondguess.config import Reconsider, TreeConfig
-from secondguess.errors import UserError, did_you_mean
+from secondguess.errors import UserError, did_you_mean, require
 from secondguess.fields import read_value
 
 if TYPE_CHECKING:
@@ -62,7 +62,10 @@ def parse_method(text: str, tree: TreeConfig) -> Method:
     try:
         changes = dict(_setting(name, setting) for setting in filter(None, settings.split(",")))
         switches = {key: changes.pop(key) for key in SWITCHES if key in changes}
-        return Method(text, name, replace(tree, **changes, reconsider=replace(tree.reconsider, **switches)))
+        tree = replace(tree, **changes, reconsider=replace(tree.reconsider, **switches))
+        blind = tree.budget == "auto" and "budget" in USES[name] and name not in WITH_DRAFTER
+        require(not blind, f"budget auto needs a drafter's probabilities: give {name} a number ({name}:budget=8)")
+        return Method(text, name, tree)
     except UserError as error:
         raise UserError(f"method {text!r}: {error}") from error
 
@@ -114,9 +117,16 @@ def make_speculator(
         return Plain()
     if method.name == "ngram":
         return Ngram(method.tree)
+    from secondguess.drafter.adaptive import AdaptiveSpeculator
+    from secondguess.drafter.cost_file import find_costs
     from secondguess.drafter.speculator import EagleSpeculator
+    from secondguess.engine.policy import Auto
 
-    return EagleSpeculator(open_drafter(method, target, drafter, loaded), method.tree, num_slots, num_columns)
+    network = open_drafter(method, target, drafter, loaded)
+    if method.tree.budget != "auto":
+        return EagleSpeculator(network, method.tree, num_slots, num_columns)
+    policy = Auto(method.tree, find_costs(target, network, method.tree, num_slots))
+    return AdaptiveSpeculator(network, method.tree, num_slots, num_columns, policy)
 
 
 def open_drafter(

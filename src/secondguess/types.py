@@ -146,6 +146,8 @@ class Stats:
     verify_s: float
     walk_s: float
     rest_s: float
+    num_drafted: int = 0  # draft tokens verified
+    num_steps: int = 0  # forwards of the drafter
 
     @property
     def decode_s(self) -> float:

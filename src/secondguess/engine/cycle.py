@@ -72,7 +72,9 @@ def run_cycle(engine: Engine, batch: Batch) -> None:
     )
     engine.speculator.accept(accepted_of(verdict, batch.sequences, out.taps_RNLH))
     emit(tree, verdict, batch.sequences)
+    count(tree, engine.speculator.num_steps, batch.sequences)
     engine.last = CycleTrace(tree, verdict)
+    engine.speculator.learn(tree, verdict, perf_counter() - started)
     charge(batch.sequences, (started, drafted, verified, walked, perf_counter()))
 
 
@@ -145,6 +147,13 @@ def emit(tree: DraftTree, verdict: Verdict, sequences: list[Sequence]) -> None:
         origins.append("bonus")
         for token, origin in zip(tokens[:n], origins, strict=True):
             s.emit(token, origin)
+
+
+def count(tree: DraftTree, num_steps: int, sequences: list[Sequence]) -> None:
+    """What was drafted for every request."""
+    for s, num_nodes in zip(sequences, tree.valid_RN.sum(1).tolist(), strict=True):
+        s.num_drafted += num_nodes - 1
+        s.num_steps += num_steps
 
 
 def charge(sequences: list[Sequence], times: tuple[float, ...]) -> None:

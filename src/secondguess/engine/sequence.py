@@ -79,6 +79,8 @@ class Sequence:
     num_cycles: int = 0
     num_accepted: int = 0
     num_refined: int = 0
+    num_drafted: int = 0
+    num_steps: int = 0  # forwards of the drafter
     searched_text: int = 0  # stop strings that end in this part of the text are none
     streamed_tokens: int = 0
     streamed_text: int = 0
