@@ -14,8 +14,8 @@ import numpy as np
 
 EDGES = -np.array([10, 8, 6, 5, 4, 3, 2.5, 2, 1.5, 1, 0.75, 0.5, 0.25, 0.125, 0.0625])
 CENTRES_B = np.concatenate(([-12.0], (EDGES[1:] + EDGES[:-1]) / 2, [EDGES[-1] / 2]))
-PRIOR = 4.0  # acceptances of each bin, as promised, that are taken for granted
-KEEP = 0.995  # of the counts, from cycle to cycle
+PRIOR = 2.0  # acceptances of each bin, as promised, that are taken for granted
+KEEP = 0.998  # of the counts, from cycle to cycle
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,8 +1,9 @@
 """Whether to draft at all: both ways of decoding are timed, and the faster one goes on.
 
 Tokens per cycle scatter more than their mean differs between the two ways, so drafting is given up only when even a
-hopeful estimate of it is below plain decoding, and is tried again ever more rarely while it keeps losing. Times are
-given in units of what a plain cycle of that batch should take, so that batches of about the same size can be compared.
+hopeful estimate of it is below plain decoding: one of the last few dozen cycles, where much is lost, or one of the last
+few hundred. It is tried again ever more rarely while it keeps losing. Times are in units of what a plain cycle of that
+batch should take, so that batches of about one size can be compared.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ from math import sqrt
 
 SPREAD = 0.6  # of the tokens of a cycle of one request, relative to their mean
 FIRST_TRIAL, TRIAL = 8, 4  # drafted cycles before the verdict
-FIRST_PAUSE, LONGEST_PAUSE = 32, 256  # plain cycles between two trials
+FIRST_PAUSE, LONGEST_PAUSE = 32, 512  # plain cycles between two trials
 FIRST_PEEK, LONGEST_PEEK = 8, 64  # drafted cycles between two plain ones
-SETTLED = 64  # drafted cycles that make earlier pauses forgotten
+SETTLED = 64  # drafted cycles that win make earlier pauses forgotten
+SHORT, LONG = 0.97, 0.998  # memories, see ``Ratio.keep``
 
 
 @dataclass(slots=True)
@@ -45,7 +47,7 @@ class Ratio:
 class Switch:
     """Chooses before each cycle, and is told afterwards what the choice came to."""
 
-    drafted: Ratio = field(default_factory=lambda: Ratio(1.0, 1.0, 1.0, keep=0.998))
+    drafted: tuple[Ratio, Ratio] = field(default_factory=lambda: (Ratio(1.0, 1.0, 1.0, SHORT), Ratio(1.0, 1.0, 1.0, LONG)))
     plain: Ratio = field(default_factory=lambda: Ratio(4.0, 4.0, 4.0, keep=0.9))
     trial: int = FIRST_TRIAL  # drafted cycles left before the next verdict
     pause: int = 0  # plain cycles left
@@ -69,15 +71,17 @@ class Switch:
         if not drafted:
             self.plain.add(tokens, time)
             return
-        self.drafted.add(tokens, time)
+        for ratio in self.drafted:
+            ratio.add(tokens, time)
         self.trial = max(0, self.trial - 1)
-        hope = self.drafted.value * (1 + SPREAD / sqrt(self.drafted.weight * requests))
+        hope = min(ratio.value * (1 + SPREAD / sqrt(ratio.weight * requests)) for ratio in self.drafted)
         if self.trial == 0 and hope < self.plain.value:
             self._give_up()
-        elif self.drafted.weight > SETTLED:
+        elif self.drafted[1].weight > SETTLED and self.drafted[1].value > self.plain.value:
             self.next_pause = FIRST_PAUSE
 
     def _give_up(self) -> None:
         self.pause, self.next_pause = self.next_pause, min(2 * self.next_pause, LONGEST_PAUSE)
         self.trial, self.peek = TRIAL, self.next_peek
-        self.drafted.doubt(TRIAL)
+        for ratio in self.drafted:
+            ratio.doubt(TRIAL)
