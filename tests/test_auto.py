@@ -128,14 +128,12 @@ def test_all_decisions_of_the_policy_give_plain_tokens(name: str, prices: tuple,
 def test_nodes_and_steps_are_counted() -> None:
     target = tiny_target("llama", 3, torch.float32, vocab_size=12)
 
-    class Twice:
-        learn = Whims.learn
-
+    class Twice(Whims):
         def plan(self, draws: Sequence[Draw]) -> Plan:
             return Plan(AUTO, Told(2, [3] * len(draws)))
 
     params = SamplingParams(max_tokens=30, ignore_eos=True)
-    (s,) = decode(target, adaptive(target, Twice()), [Request((1, 2, 3), params)])
+    (s,) = decode(target, adaptive(target, Twice(0)), [Request((1, 2, 3), params)])
     assert s.num_drafted == 3 * s.num_cycles
     assert s.num_steps == 3 * s.num_cycles
     fixed = EagleSpeculator(tiny_drafter(target), TreeConfig(budget=4, num_steps=2), 3, MAX_LEN + ROOM)

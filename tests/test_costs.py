@@ -20,6 +20,7 @@ from secondguess.engine.sequence import Timing
 from secondguess.testing import tiny_drafter, tiny_target
 
 TREE = TreeConfig(budget="auto", num_steps=5)
+FLAT = Curve((1, 64), (0.25, 0.25))
 
 
 def test_a_curve_joins_medians_and_goes_on() -> None:
@@ -39,9 +40,6 @@ def test_batch_sizes_in_between_are_mixed() -> None:
     assert model.verify([5, 9], 3).tolist() == [7.5, 11.5]
     assert model.verify([5, 13], 8).tolist() == [10.0, 18.0], "beyond the largest batch its curve holds"
     assert CostModel.from_json(json.loads(json.dumps(asdict(model)))) == model
-
-
-FLAT = Curve((1, 64), (0.25, 0.25))
 
 
 def test_parts_are_told_apart() -> None:

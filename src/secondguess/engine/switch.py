@@ -47,8 +47,9 @@ class Ratio:
 class Switch:
     """Chooses before each cycle, and is told afterwards what the choice came to."""
 
-    drafted: tuple[Ratio, Ratio] = field(default_factory=lambda: (Ratio(1.0, 1.0, 1.0, SHORT), Ratio(1.0, 1.0, 1.0, LONG)))
-    plain: Ratio = field(default_factory=lambda: Ratio(4.0, 4.0, 4.0, keep=0.9))
+    recent: Ratio = field(default_factory=lambda: Ratio(1.0, 1.0, 1.0, SHORT))  # of drafted cycles
+    lasting: Ratio = field(default_factory=lambda: Ratio(1.0, 1.0, 1.0, LONG))  # of drafted cycles
+    plain: Ratio = field(default_factory=lambda: Ratio(4.0, 4.0, 4.0, keep=0.9))  # at first as predicted
     trial: int = FIRST_TRIAL  # drafted cycles left before the next verdict
     pause: int = 0  # plain cycles left
     next_pause: int = FIRST_PAUSE
@@ -71,17 +72,18 @@ class Switch:
         if not drafted:
             self.plain.add(tokens, time)
             return
-        for ratio in self.drafted:
+        drafted = (self.recent, self.lasting)
+        for ratio in drafted:
             ratio.add(tokens, time)
         self.trial = max(0, self.trial - 1)
-        hope = min(ratio.value * (1 + SPREAD / sqrt(ratio.weight * requests)) for ratio in self.drafted)
+        hope = min(ratio.value * (1 + SPREAD / sqrt(ratio.weight * requests)) for ratio in drafted)
         if self.trial == 0 and hope < self.plain.value:
             self._give_up()
-        elif self.drafted[1].weight > SETTLED and self.drafted[1].value > self.plain.value:
+        elif self.lasting.weight > SETTLED and self.lasting.value > self.plain.value:
             self.next_pause = FIRST_PAUSE
 
     def _give_up(self) -> None:
         self.pause, self.next_pause = self.next_pause, min(2 * self.next_pause, LONGEST_PAUSE)
         self.trial, self.peek = TRIAL, self.next_peek
-        for ratio in self.drafted:
-            ratio.doubt(TRIAL)
+        self.recent.doubt(TRIAL)
+        self.lasting.doubt(TRIAL)

@@ -36,7 +36,7 @@ class Prices:
 
 @dataclass(slots=True)
 class Worth:
-    """The guide of one draft. All trees get as many nodes: padded to the largest, smaller ones would save nothing."""
+    """The guide of one draft. All trees get one size: padded to the largest, smaller ones would save nothing."""
 
     after_N: np.ndarray
     step: float  # seconds
