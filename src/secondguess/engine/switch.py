@@ -14,7 +14,7 @@ from math import sqrt
 SPREAD = 0.6  # of the tokens of a cycle of one request, relative to their mean
 FIRST_TRIAL, TRIAL = 8, 4  # drafted cycles before the verdict
 FIRST_PAUSE, LONGEST_PAUSE = 32, 512  # plain cycles between two trials
-FIRST_PEEK, LONGEST_PEEK = 8, 64  # drafted cycles between two plain ones
+FIRST_PEEK, LONGEST_PEEK = 4, 64  # drafted cycles between two plain ones
 SETTLED = 64  # drafted cycles that win make earlier pauses forgotten
 SHORT, LONG = 0.97, 0.998  # memories, see ``Ratio.keep``
 
@@ -49,7 +49,7 @@ class Switch:
 
     recent: Ratio = field(default_factory=lambda: Ratio(1.0, 1.0, 1.0, SHORT))  # of drafted cycles
     lasting: Ratio = field(default_factory=lambda: Ratio(1.0, 1.0, 1.0, LONG))  # of drafted cycles
-    plain: Ratio = field(default_factory=lambda: Ratio(4.0, 4.0, 4.0, keep=0.9))  # at first as predicted
+    plain: Ratio = field(default_factory=lambda: Ratio(2.0, 2.0, 2.0, keep=0.9))  # at first as predicted
     trial: int = FIRST_TRIAL  # drafted cycles left before the next verdict
     pause: int = 0  # plain cycles left
     next_pause: int = FIRST_PAUSE
@@ -72,11 +72,11 @@ class Switch:
         if not drafted:
             self.plain.add(tokens, time)
             return
-        drafted = (self.recent, self.lasting)
-        for ratio in drafted:
+        memories = self.recent, self.lasting
+        for ratio in memories:
             ratio.add(tokens, time)
         self.trial = max(0, self.trial - 1)
-        hope = min(ratio.value * (1 + SPREAD / sqrt(ratio.weight * requests)) for ratio in drafted)
+        hope = min(ratio.value * (1 + SPREAD / sqrt(ratio.weight * requests)) for ratio in memories)
         if self.trial == 0 and hope < self.plain.value:
             self._give_up()
         elif self.lasting.weight > SETTLED and self.lasting.value > self.plain.value:
