@@ -37,7 +37,8 @@ SMALL = TreeConfig(budget=6, num_steps=3)
 
 def result(tokens=10, cycles=5, accepted=5, seconds=1.0, ids=(1, 2), group=0, prefill=0.1, id="a") -> Result:
     """Draft, verify, walk and rest take 1, 6, 2 and 1 tenths of ``seconds``."""
-    stats = Stats(tokens, cycles, accepted, 0, prefill, 0.1 * seconds, 0.6 * seconds, 0.2 * seconds, 0.1 * seconds)
+    times = prefill, 0.1 * seconds, 0.6 * seconds, 0.2 * seconds, 0.1 * seconds
+    stats = Stats(tokens, cycles, accepted, 0, *times, num_drafted=5 * cycles, num_steps=8 * cycles)
     return Result(Key("t", id, "m", 0, 0.0), group, 0, "length", tuple(ids), "", stats)
 
 
@@ -59,6 +60,8 @@ def test_metrics_equal_hand_computed_numbers() -> None:
             "acceptance_length": 81 / 30,
             "acceptance_length_nonlooping": 41 / 20,
             "acceptance_length_mean": (41 / 20 + 40 / 10) / 2,
+            "mean_nodes": 5.0,
+            "mean_steps": 8.0,
             "tokens_per_second": 40.0,
             "speedup_low": 2.0,  # of two prompts, a resample is both of one, or one of each
             "speedup_high": 4.0,
@@ -510,7 +513,7 @@ def lossy(tree, node_R):
         (["--method", "pr:q=1"], "unknown setting 'q'"),
         (["--method", "ngram:k=3"], "ngram does not use offer_width, only eagle3.1, pr, hass, hass+pr do"),
         (["--budget", "0"], "budget must be at least 1, got 0"),
-        (["--budget", "many"], "invalid comma-separated int value: 'many'"),
+        (["--budget", "many"], "invalid comma-separated int or auto value: 'many'"),
         (["--temperature", "-1"], "temperature must be 0 or more"),
         (["--limit", "0"], "--limit must be at least 1, got 0"),
         (["--batch-size", "0"], "--batch-size must be at least 1, got 0"),

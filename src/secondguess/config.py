@@ -14,6 +14,7 @@ def option(default: Any, help: str) -> Any:
     return field(default=default, metadata={"help": help})
 
 
+AUTO_BUDGET = 63  # at most: so many guesses change no bit of a text (see ``target.stable``)
 LIMITS = {
     "budget": (1, 1024),
     "num_steps": (1, 64),
@@ -96,10 +97,14 @@ class Reconsider(SecondLook):
 class TreeConfig:
     """Shape of the draft tree. Defaults are the paper's (arXiv 2611.05724, Section "Defaults").
 
+    ``budget="auto"``: each cycle's nodes, steps and second looks are chosen by what they cost and promise, within
+    ``num_steps``, ``num_reconsider`` and 63 nodes; where nothing pays, decoding is plain (see ``engine.policy``).
     Raises UserError when a field is out of range, or set but of no use.
     """
 
-    budget: int = option(48, "draft tokens verified per cycle (the paper's B); above 63, texts may part at near-ties")
+    budget: int | Literal["auto"] = option(
+        48, "draft tokens verified per cycle (the paper's B), or auto; above 63, texts may part at near-ties"
+    )
     num_steps: int = option(8, "drafter forwards per cycle (gamma)")
     grow_width: int = option(6, "nodes forwarded per draft step (B_w)")
     offer_width: int = option(6, "children offered by one forwarded node (k)")
@@ -109,6 +114,11 @@ class TreeConfig:
     reconsider: Reconsider = field(default=Reconsider(), metadata={"help": "how the second looks are taken"})
 
     @property
+    def max_budget(self) -> int:
+        """Nodes of the largest tree, the root not counted."""
+        return self.budget if isinstance(self.budget, int) else AUTO_BUDGET
+
+    @property
     def rows_per_step(self) -> int:
         """Rows of one drafter forward, at most."""
         return self.grow_width + self.num_reconsider + self.extra_advance
@@ -116,7 +126,7 @@ class TreeConfig:
     def __post_init__(self) -> None:
         check_numbers(self)
         for name, (low, high) in LIMITS.items():
-            value = getattr(self, name)
+            value = self.max_budget if name == "budget" else getattr(self, name)
             require(value >= low, f"{name} must be at least {low}, got {value}")
             require(value <= high, f"{name} must be at most {high}, got {value}")
         rows = "(grow_width + num_reconsider + extra_advance)"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from functools import cache
-from types import NoneType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from secondguess.errors import UserError, did_you_mean, require
 
@@ -28,15 +28,28 @@ def check_choices(config: object) -> None:
         require(value in words, wrong)
 
 
+def alternatives(hint: Any) -> tuple[Any, tuple[Any, ...]]:
+    """What a hint asks for, and the values that may stand in its place: of ``int | None`` int and (None,)."""
+    if get_origin(hint) not in (Union, UnionType):
+        return hint, ()
+    first, *others = get_args(hint)
+    return first, tuple(value for other in others for value in get_args(other) or (None,))
+
+
 def check_numbers(config: object) -> None:
     """Raises UserError when a field that is a number, or true or false, holds something else."""
     for name, hint in hints_of(type(config)).items():
-        value, optional = getattr(config, name), NoneType in get_args(hint)
-        kind = get_args(hint)[0] if optional else hint
-        if kind in KINDS and not (optional and value is None):
+        value, (kind, instead) = getattr(config, name), alternatives(hint)
+        if kind in KINDS and value not in instead:
             # Python's bool is an int, too, but budget=True is a mistake.
             fits = type(value) is bool if kind is bool else isinstance(value, KINDS[kind]) and type(value) is not bool
-            require(fits, f"{name} must be {NAMES[kind]}, got {value!r}")
+            require(fits, f"{name} must be {named(hint)}, got {value!r}")
+
+
+def named(hint: Any) -> str:
+    """What a number's hint asks for, in words; None is not told of."""
+    kind, instead = alternatives(hint)
+    return " or ".join([NAMES[kind], *(value for value in instead if value is not None)])
 
 
 def read_value(name: str, hint: Any, text: str) -> Any:
@@ -44,17 +57,19 @@ def read_value(name: str, hint: Any, text: str) -> Any:
 
     Words are not checked: the config does that. Raises UserError when the text is of another type.
     """
-    if NoneType in get_args(hint):
-        return None if text == "none" else read_value(name, get_args(hint)[0], text)
-    if hint is bool:
-        require(text in ("true", "false"), f"{name} must be true or false, got {text!r}")
+    kind, instead = alternatives(hint)
+    for value in instead:
+        if text == ("none" if value is None else value):
+            return value
+    if kind is bool:
+        require(text in ("true", "false"), f"{name} must be {named(hint)}, got {text!r}")
         return text == "true"
-    if hint is int:
-        require(text.isdecimal() and len(text) < 10, f"{name} must be a whole number, got {text!r}")
+    if kind is int:
+        require(text.isdecimal() and len(text) < 10, f"{name} must be {named(hint)}, got {text!r}")
         return int(text)
-    if hint is float:
+    if kind is float:
         try:
             return float(text)
         except ValueError:
-            raise UserError(f"{name} must be a number, got {text!r}") from None
+            raise UserError(f"{name} must be {named(hint)}, got {text!r}") from None
     return text

@@ -136,8 +136,8 @@ class LLM:
         if wish.budget is not None:
             method = self.methods[name]
             require("budget" in method.uses, f"budget is of no use to {name}")
-            fits = 1 <= wish.budget <= method.tree.budget
-            require(fits, f"budget must be in [1, {method.tree.budget}], got {wish.budget}")
+            fits = 1 <= wish.budget <= method.tree.max_budget
+            require(fits, f"budget must be in [1, {method.tree.max_budget}], got {wish.budget}")
 
     def encode(self, prompt: Prompt) -> tuple[int, ...]:
         """The token ids that a prompt is decoded from."""
@@ -223,7 +223,7 @@ class LLM:
     # What follows runs on the engine's thread, where nothing changes under its hands.
 
     def _make_engine(self, drafter: str | Path | None, num_slots: int) -> Engine:
-        columns = self.max_model_len + 1 + max(method.tree.budget for method in self.methods.values())
+        columns = self.max_model_len + 1 + max(method.tree.max_budget for method in self.methods.values())
         loaded: dict[Path, Drafter] = {}
         speculators = {
             name: make_speculator(
@@ -264,6 +264,8 @@ class LLM:
                 num_cycles=s.drafting.num_cycles,
                 num_accepted=s.drafting.num_accepted,
                 num_refined=s.drafting.num_accepted_refined,
+                num_drafted=s.drafting.num_drafted,
+                num_steps=s.drafting.num_steps,
                 prefill_s=t.prefill,
                 draft_s=t.draft,
                 verify_s=t.verify,

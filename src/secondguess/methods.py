@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 from secondguess.config import DrafterConfig, Reconsider, SecondLook, TreeConfig
-from secondguess.errors import UserError, did_you_mean
+from secondguess.errors import UserError, did_you_mean, require
 from secondguess.fields import read_value
 
 if TYPE_CHECKING:
@@ -81,6 +81,8 @@ def parse_method(text: str, tree: TreeConfig) -> Method:
         changes = dict(_setting(name, setting) for setting in filter(None, settings.split(",")))
         switches = {key: changes.pop(key) for key in SWITCHES if key in changes}
         whole = replace(tree, **changes, reconsider=replace(tree.reconsider, **switches))
+        blind = whole.budget == "auto" and "budget" in USES[name] and name not in WITH_DRAFTER
+        require(not blind, f"budget auto needs a drafter's probabilities: give {name} a number ({name}:budget=8)")
     except UserError as error:
         raise UserError(f"method {text!r}: {error}") from error
     given = {key for key in LOOK if getattr(tree.reconsider, key) != getattr(Reconsider(), key)}
@@ -134,10 +136,17 @@ def make_speculator(
         return Plain()
     if method.name == "ngram":
         return Ngram(method.tree)
+    from secondguess.drafter.adaptive import AdaptiveSpeculator
+    from secondguess.drafter.cost_file import find_costs
     from secondguess.drafter.speculator import EagleSpeculator
+    from secondguess.engine.policy import Auto
 
     network = open_drafter(method, target, drafter, loaded)
-    return EagleSpeculator(network, method.tree_for(network.config), num_slots, num_columns)
+    tree = method.tree_for(network.config)
+    if tree.budget != "auto":
+        return EagleSpeculator(network, tree, num_slots, num_columns)
+    policy = Auto(tree, find_costs(target, network, tree, num_slots))
+    return AdaptiveSpeculator(network, tree, num_slots, num_columns, policy)
 
 
 def open_drafter(

@@ -165,6 +165,8 @@ class Stats:
     verify_s: float
     walk_s: float
     rest_s: float
+    num_drafted: int = 0  # draft tokens verified
+    num_steps: int = 0  # forwards of the drafter
     queue_s: float = 0.0  # before prefill
 
     @property
@@ -189,16 +191,18 @@ class Drafting:
     cycles: Counter[tuple[int, int]] = field(default_factory=Counter)  # by (tokens drafted, tokens accepted)
     num_drafted_refined: int = 0  # of the drafted tokens, those of level 1
     num_accepted_refined: int = 0
+    num_steps: int = 0  # forwards of the drafter
 
-    def count(self, drafted: int, accepted: int, drafted_refined: int, accepted_refined: int) -> None:
+    def count(self, drafted: int, accepted: int, drafted_refined: int, accepted_refined: int, num_steps: int) -> None:
         """One cycle of one request."""
+        self.num_steps += num_steps
         self.cycles[drafted, accepted] += 1
         self.num_drafted_refined += drafted_refined
         self.num_accepted_refined += accepted_refined
 
     def copy(self) -> Drafting:
         """As it stands; may be taken while another thread counts."""
-        return Drafting(Counter(dict(self.cycles)), self.num_drafted_refined, self.num_accepted_refined)
+        return Drafting(Counter(dict(self.cycles)), self.num_drafted_refined, self.num_accepted_refined, self.num_steps)
 
     @property
     def num_cycles(self) -> int:

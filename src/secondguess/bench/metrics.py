@@ -41,6 +41,13 @@ def acceptance_length_mean(results: Iterable[Result]) -> float | None:
     return mean(each) if each else None
 
 
+def per_cycle(results: Iterable[Result], count: str) -> float | None:
+    """The mean over the cycles of all requests of something that ``Stats`` counts."""
+    stats = [r.stats for r in results]
+    cycles = sum(s.num_cycles for s in stats)
+    return sum(getattr(s, count) for s in stats) / cycles if cycles else None
+
+
 def group_costs(results: Sequence[Result]) -> list[tuple[int, Stats]]:
     """Decode tokens of each group decoded together, and the stats of its longest request.
 
@@ -140,6 +147,8 @@ def measure(results: Sequence[Result], plain: Sequence[Result]) -> dict[str, Any
         "acceptance_length": acceptance_length(ours),
         "acceptance_length_nonlooping": acceptance_length(flowing),
         "acceptance_length_mean": acceptance_length_mean(ours),
+        "mean_nodes": per_cycle(ours, "num_drafted"),
+        "mean_steps": per_cycle(ours, "num_steps"),
         "tokens_per_second": tokens_per_second(ours),
         "speedup_vs_ar": micro,
         "speedup_micro": micro,

@@ -32,8 +32,8 @@ class Group:
         return self.prompts[0].task
 
 
-def shape(method: Method) -> dict[str, int]:
-    """What a bench row tells of a method's tree: 0 where the method has no use for a setting."""
+def shape(method: Method) -> dict[str, int | str]:
+    """What a bench row tells of a method's tree: 0 where the method has no use for a setting; a budget may be "auto"."""
     return {name: getattr(method.tree, name) if name in method.uses else 0 for name in SHAPE}
 
 

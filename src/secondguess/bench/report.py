@@ -29,6 +29,8 @@ COLUMNS = (
     ("budget", "budget", "{}"),
     ("tau", "acceptance_length", "{:.2f}"),
     ("no loops", "acceptance_length_nonlooping", "{:.2f}"),
+    ("nodes", "mean_nodes", "{:.1f}"),
+    ("steps", "mean_steps", "{:.1f}"),
     ("tok/s", "tokens_per_second", "{:.1f}"),
     ("speedup", "speedup_vs_ar", "{:.2f}x"),
     ("best plain", "speedup_vs_fastest_plain", "{:.2f}x"),
@@ -126,9 +128,12 @@ def sections(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
 
 
 def columns(rows: Sequence[Row]) -> list[tuple[str, str, str]]:
-    """Without peers, the fastest plain decoder is ours, and the speedup is said already."""
-    with_peers = any(row["method"] in KNOWN for row in rows)
-    return [column for column in COLUMNS if with_peers or column[1] != "speedup_vs_fastest_plain"]
+    """Without peers, the fastest plain decoder is ours, and the speedup is said already. Nodes and steps are told
+    where they were chosen."""
+    hidden = set() if any(row["method"] in KNOWN for row in rows) else {"speedup_vs_fastest_plain"}
+    if not any(row["budget"] == "auto" for row in rows):
+        hidden |= {"mean_nodes", "mean_steps"}
+    return [column for column in COLUMNS if column[1] not in hidden]
 
 
 def cells(row: Row, shown: Sequence[tuple[str, str, str]]) -> list[str]:

@@ -14,7 +14,7 @@ class Key(NamedTuple):
     task: str
     id: str
     method: str  # as typed
-    budget: int  # 0: the method drafts nothing
+    budget: int | str  # 0: the method drafts nothing; "auto"
     temperature: float
     round: int = 0
 

@@ -68,7 +68,7 @@ class Tracer:
             task=prompt.task,
             id=prompt.id,
             method=method.typed,
-            budget=method.tree.budget,
+            budget=method.tree.max_budget,
             temperature=self._temperature,
             cycle=self._cycles[method, i],
             root=len(prompt.ids) + self._emitted[method, i],

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 from argparse import ArgumentParser, Namespace
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import MISSING, Field, fields
 from pathlib import Path
-from types import NoneType, UnionType
+from types import UnionType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from secondguess.errors import UserError
+from secondguess.fields import alternatives
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -46,11 +47,24 @@ def add_dtype(parser: ArgumentParser) -> None:
     parser.add_argument("--dtype", default="float32", help=DTYPES)
 
 
+def either(kind: type, *words: str) -> Callable[[str], Any]:
+    """A type for argparse: one of ``words``, or else a ``kind``."""
+
+    def parse(text: str) -> Any:
+        return text if text in words else kind(text)
+
+    parse.__name__ = " or ".join([kind.__name__, *words])  # argparse says "invalid NAME value"
+    return parse
+
+
 def _kind(hint: Any) -> dict[str, Any]:
     """How argparse reads a value of this type."""
     parts = get_args(hint)
     if get_origin(hint) in (Union, UnionType):
-        return _kind(next(part for part in parts if part is not NoneType))
+        kind, instead = alternatives(hint)
+        words = [value for value in instead if value is not None]
+        names = " or ".join([kind.__name__.upper(), *words])
+        return {"type": either(kind, *words), "metavar": names} if words else _kind(kind)
     if get_origin(hint) is tuple:
         return {**_kind(parts[0]), "action": "append"}
     if get_origin(hint) is Literal:

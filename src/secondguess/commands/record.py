@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from secondguess.atomic import temporary_name, writing
+from secondguess.machine import describe
 
 START = b'{\n  "record": {'  # of every file that write_json wrote
 PACKAGES = ("secondguess", "torch", "transformers")
@@ -31,7 +32,7 @@ def make_record(argv: Sequence[str] | None = None) -> dict[str, Any]:
         "command": shlex.join(["secondguess", *(sys.argv[1:] if argv is None else argv)]),
         "revision": _revision(),
         "versions": {"python": platform.python_version()} | {name: version(name) for name in PACKAGES},
-        "machine": _machine(),
+        "machine": describe(),
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
     }
 
@@ -77,18 +78,3 @@ def _revision() -> str:
         return subprocess.run(describe, check=True, capture_output=True, text=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return version("secondguess")
-
-
-def _machine() -> dict[str, Any]:
-    import torch
-
-    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    system = f"{platform.system()} {platform.machine()}"
-    return {"system": system, "cpu": _cpu(), "threads": torch.get_num_threads(), "gpus": gpus}
-
-
-def _cpu() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.processor() or platform.machine())

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from secondguess.bench.tasks import DATA_VARIABLE, TASKS, TaskPrompt, load_tasks
-from secondguess.commands.options import add_dataclass, add_dtype, from_args
+from secondguess.commands.options import add_dataclass, add_dtype, either, from_args
 from secondguess.config import TreeConfig
 from secondguess.errors import UserError
 from secondguess.methods import METHODS, Method, refuse_unused, split_methods
@@ -22,7 +22,7 @@ DEFAULT_TASKS = ("gsm8k", "mt_bench", "humaneval")
 
 def add_workload(parser: argparse.ArgumentParser, more: str, method: str = "ar,eagle3.1,pr") -> None:
     """``more`` is what the help of ``--method`` adds, ``method`` its default."""
-    add, words, ints, floats = parser.add_argument, comma_separated(str), comma_separated(int), comma_separated(float)
+    add, words, floats = parser.add_argument, comma_separated(str), comma_separated(float)
     add("target", metavar="TARGET", help="folder, hub id, .gguf file, or smollm2-135m")
     methods = f"comma-separated: {', '.join(METHODS)}, with settings if wanted (pr:m=0); {more}"
     add("--method", default=method, help=f"{methods} (default: {method})")
@@ -35,8 +35,10 @@ def add_workload(parser: argparse.ArgumentParser, more: str, method: str = "ar,e
     )
     add("--limit", type=int, metavar="INT", help="prompts per task, evenly spaced, shifted by the seed (default: all)")
     add("--max-new-tokens", type=int, default=128, metavar="INT", help="new tokens at most (default: 128)")
-    budget, baseline = "draft tokens verified per cycle (default: 48)", "each with its own baseline (default: 0)"
-    add("--budget", dest="budgets", type=ints, default=(48,), metavar="INT,...", help=budget)
+    budget = "draft tokens verified per cycle; auto: as many as pay, bench only (default: 48)"
+    budgets = comma_separated(either(int, "auto"))
+    add("--budget", dest="budgets", type=budgets, default=(48,), metavar="INT or auto,...", help=budget)
+    baseline = "each with its own baseline (default: 0)"
     add("--temperature", dest="temperatures", type=floats, default=(0.0,), metavar="FLOAT,...", help=baseline)
     add("--seed", type=int, default=0, metavar="INT", help="of all draws; each prompt has its own from it (default: 0)")
     add("--drafter", help="folder, or name of one that ships (default: the one named like the method)")
@@ -81,4 +83,6 @@ def check_drafting(args: argparse.Namespace) -> tuple[list[Method], list[TaskPro
     drafting = [m for m in methods if m.name != "ar"]
     if not drafting:
         raise UserError("nothing to replay: name a method that drafts")
+    if any(m.tree.budget == "auto" for m in drafting):
+        raise UserError("budget auto weighs time, and a replay takes none: give a number, or use bench")
     return drafting, prompts

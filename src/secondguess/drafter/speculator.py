@@ -23,7 +23,7 @@ from secondguess.engine.slots import SlotCache
 from secondguess.engine.speculate import Accepted, Roots
 from secondguess.tree.grow import grow
 from secondguess.tree.rows import DraftRows, Offers, Root
-from secondguess.types import DraftTree, Rows
+from secondguess.types import DraftTree, Rows, Verdict
 
 
 @dataclass(slots=True)
@@ -39,7 +39,7 @@ class EagleSpeculator:
     """Drafts for the requests of one engine with one drafter and one tree shape."""
 
     def __init__(self, drafter: Drafter, config: TreeConfig, num_slots: int, num_columns: int) -> None:
-        self.drafter, self.config = drafter, config
+        self.drafter, self.config, self.num_steps = drafter, config, config.num_steps
         c, weight = drafter.config, drafter.norm.weight
         extra = 1 + config.num_steps * config.rows_per_step
         shapes = [(c.num_key_value_heads, c.head_dim)] * c.num_layers
@@ -56,6 +56,9 @@ class EagleSpeculator:
 
     def release(self, slot: int) -> None:
         self.slots.pop(slot, None)
+
+    def learn(self, tree: DraftTree, verdict: Verdict, seconds: float) -> None:
+        """One tree shape has nothing to learn."""
 
     @torch.inference_mode()
     def read_prompt(self, a: Accepted) -> Slot:

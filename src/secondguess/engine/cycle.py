@@ -73,9 +73,10 @@ def run_cycle(engine: Engine, batch: Batch) -> None:
         verdict.num_emitted_R,
     )
     engine.speculator.accept(accepted_of(verdict, batch.sequences, out.taps_RNLH))
-    count(tree, verdict, batch.sequences, engine.totals)
+    count(tree, verdict, engine.speculator.num_steps, batch.sequences, engine.totals)
     engine.totals.num_tokens += emit(tree, verdict, batch.sequences, out.logits_RNV)
     engine.last = CycleTrace(tree, verdict)
+    engine.speculator.learn(tree, verdict, perf_counter() - started)
     charge(batch.sequences, (started, drafted, verified, walked, perf_counter()))
 
 
@@ -136,7 +137,7 @@ def accepted_of(verdict: Verdict, sequences: list[Sequence], taps_RNLH: Tensor) 
     ]
 
 
-def count(tree: DraftTree, verdict: Verdict, sequences: list[Sequence], totals: Totals) -> None:
+def count(tree: DraftTree, verdict: Verdict, num_steps: int, sequences: list[Sequence], totals: Totals) -> None:
     """What was drafted for each request, and what it accepted. A tree's root is valid, at level 0, and no draft."""
     drafted_R = tree.valid_RN.sum(1) - 1
     refined_R = (tree.levels_RN * tree.valid_RN).sum(1)
@@ -144,8 +145,8 @@ def count(tree: DraftTree, verdict: Verdict, sequences: list[Sequence], totals: 
     accepted_refined_R = (tree.levels_RN.gather(1, verdict.path_RD.clamp(min=0)) * on_path_RD).sum(1)
     table = torch.stack([drafted_R, verdict.num_emitted_R - 1, refined_R, accepted_refined_R], 1).tolist()
     for s, row in zip(sequences, table, strict=True):
-        s.drafting.count(*row)
-        totals.drafting.count(*row)
+        s.drafting.count(*row, num_steps)
+        totals.drafting.count(*row, num_steps)
 
 
 def emit(tree: DraftTree, verdict: Verdict, sequences: list[Sequence], logits_RNV: Tensor) -> int:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from secondguess.engine.speculate import Accepted, Plain, Roots, Speculator
 from secondguess.tree.trim import row_of, side_by_side, trim
-from secondguess.types import DraftTree, Speculation
+from secondguess.types import DraftTree, Speculation, Verdict
 
 log = logging.getLogger(__name__)
 
@@ -34,10 +34,12 @@ class Menu:
         self.speculators, self.default = dict(speculators), default
         self.wishes: dict[int, Speculation] = {}  # by slot
         self.switched_off: dict[str, str] = {}  # methods, and why
+        self.drafted: list[str] = []  # methods that took part in the newest draft
 
     def draft(self, roots: Roots) -> DraftTree:
-        parts = []
-        for method, rows in self._by_method(roots.slots).items():
+        parts, groups = [], self._by_method(roots.slots)
+        self.drafted = [*groups]
+        for method, rows in groups.items():
             tree = self._draft(method, subset(roots, rows))
             parts += cut_down(tree, rows, [self.wishes[roots.slots[r]].budget for r in rows])
         if len(parts) == 1:
@@ -58,6 +60,16 @@ class Menu:
         self.wishes.pop(slot, None)
         for speculator in self.speculators.values():
             speculator.release(slot)
+
+    def learn(self, tree: DraftTree, verdict: Verdict, seconds: float) -> None:
+        """A cycle that several methods shared says nothing of what any of them takes."""
+        if len(self.drafted) == 1:
+            self.speculators[self.drafted[0]].learn(tree, verdict, seconds)
+
+    @property
+    def num_steps(self) -> int:
+        """The most that any of the methods took."""
+        return max(self.speculators[method].num_steps for method in self.drafted)
 
     def _by_method(self, slots: Iterable[int]) -> dict[str, list[int]]:
         groups: dict[str, list[int]] = {}

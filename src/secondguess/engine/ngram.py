@@ -6,7 +6,7 @@ import torch
 
 from secondguess.config import TreeConfig
 from secondguess.engine.speculate import Accepted, Roots
-from secondguess.types import DraftTree
+from secondguess.types import DraftTree, Verdict
 
 MAX_NGRAM = 3
 
@@ -17,6 +17,8 @@ class Ngram:
     Continuations of up to ``num_steps`` tokens are merged into one tree until the budget is full (prompt lookup with
     a tree; the single newest match is its first path).
     """
+
+    num_steps = 0
 
     def __init__(self, config: TreeConfig) -> None:
         self.config = config
@@ -37,6 +39,9 @@ class Ngram:
     def release(self, slot: int) -> None:
         pass
 
+    def learn(self, tree: DraftTree, verdict: Verdict, seconds: float) -> None:
+        pass
+
     def _trie(self, history: list[int]) -> list[list[int]]:
         """Rows [token, parent, depth, 1] of the tree, the root first."""
         nodes, children = [[history[-1], -1, 0, 1]], {}
@@ -44,7 +49,7 @@ class Ngram:
             parent = 0
             for depth, token in enumerate(history[start : start + self.config.num_steps], 1):
                 if (parent, token) not in children:
-                    if len(nodes) > self.config.budget:
+                    if len(nodes) > self.config.max_budget:
                         return nodes
                     children[parent, token] = len(nodes)
                     nodes.append([token, parent, depth, 1])

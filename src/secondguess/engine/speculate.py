@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -9,7 +10,8 @@ import torch
 from torch import Tensor
 
 from secondguess.engine.sampler_state import GREEDY_BELOW
-from secondguess.types import DraftTree, Speculation
+from secondguess.tree.guide import Plan
+from secondguess.types import DraftTree, Speculation, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,8 @@ class Accepted:
 class Speculator(Protocol):
     """Drafts trees. It may keep a K/V cache of its own, with the engine's slot numbers."""
 
+    num_steps: int  # forwards that the newest draft took, the extend pass included
+
     def draft(self, roots: Roots) -> DraftTree:
         """A tree per request, over ``roots.tokens``, on ``roots.device``."""
         ...
@@ -64,9 +68,27 @@ class Speculator(Protocol):
         """The request in ``slot`` is gone."""
         ...
 
+    def learn(self, tree: DraftTree, verdict: Verdict, seconds: float) -> None:
+        """Hear what came of the newest draft, and how long its cycle took."""
+        ...
+
+
+class Policy(Protocol):
+    """Decides how the next draft is made."""
+
+    def plan(self, draws: Sequence[Draw]) -> Plan | None:
+        """For the requests of a cycle. None: they are not drafted for."""
+        ...
+
+    def learn(self, tree: DraftTree, verdict: Verdict, seconds: float) -> None:
+        """As ``Speculator.learn``; the tree is one of lone roots where nothing was drafted."""
+        ...
+
 
 class Plain:
     """No speculation: a tree of roots alone. Plain decoding is the same cycle with this speculator."""
+
+    num_steps = 0
 
     def draft(self, roots: Roots) -> DraftTree:
         tokens_R1 = torch.tensor(roots.tokens, device=roots.device)[:, None]
@@ -77,4 +99,7 @@ class Plain:
         pass
 
     def release(self, slot: int) -> None:
+        pass
+
+    def learn(self, tree: DraftTree, verdict: Verdict, seconds: float) -> None:
         pass

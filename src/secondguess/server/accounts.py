@@ -31,7 +31,7 @@ def metrics(llm: LLM, requests: Sequence[Request], outputs: Sequence[Output]) ->
 def budget(llm: LLM, wish: Speculation) -> int:
     """Draft tokens per cycle, at most; 0 without speculation."""
     method = llm.methods[wish.method or llm.method.name]
-    return (wish.budget or method.tree.budget) if "budget" in method.uses else 0
+    return (wish.budget or method.tree.max_budget) if "budget" in method.uses else 0
 
 
 def speculative_decoding(d: Drafting, num_spec_tokens: int) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from torch import Tensor
 from secondguess.config import Reconsider, TreeConfig
 from secondguess.tree.candidates import Candidates, Picks, append, follow, marked, plant
 from secondguess.tree.cut import cut
+from secondguess.tree.guide import Fixed, Guide
 from secondguess.tree.hesitate import Waiting, hesitate, most_doubtful, wait, wait_at_root
 from secondguess.tree.lineage import fed_by_level0, forwarded, lay_rows
 from secondguess.tree.merge import refine
@@ -23,19 +24,24 @@ from secondguess.tree.select import best_children, best_fresh
 from secondguess.types import DraftTree
 
 
-def grow(config: TreeConfig, root: Root, forward: Callable[[DraftRows], Offers]) -> DraftTree:
+def grow(
+    config: TreeConfig, root: Root, forward: Callable[[DraftRows], Offers], guide: Guide | None = None
+) -> DraftTree:
     """Draft a tree with ``num_steps`` - 1 forwards of the drafter, level 0 and level 1 side by side in each.
 
     ``forward`` keeps the feature and K/V of every row it gets: later rows refer to them by number. With
-    ``num_reconsider`` = 0 this is EAGLE-2's expansion (arXiv 2406.16858) bit for bit.
+    ``num_reconsider`` = 0 this is EAGLE-2's expansion (arXiv 2406.16858) bit for bit. ``guide`` may stop earlier, and
+    give each request a budget of its own; then the trees are padded to the largest.
     """
-    offers, reconsider = root.offers, config.reconsider
+    offers, reconsider, guide = root.offers, config.reconsider, guide or Fixed(config.max_budget)
     zeros_R1 = torch.zeros_like(root.tokens_R[:, None])
     start = Picks(nodes_RX=zeros_R1, feature_rows_RX=zeros_R1, valid_RX=zeros_R1 == 0)
     pool = append(plant(root), zeros_R1, zeros_R1, offers.tokens_RXK, offers.logps_RXK)
     waiting = wait_at_root(start, offers, reconsider)
     lineage_RYY = start.valid_RX[..., None]
     for step in range(1, config.num_steps):
+        if not guide.goes_on(pool):
+            break
         grown = advance(config, pool, waiting, offers, lineage_RYY)
         hesitant, waiting = hesitate(pool, waiting, config, step)
         rows, lineage_RYY = lay_rows(pool, lineage_RYY, grown, hesitant, reconsider, config.offer_width)
@@ -43,7 +49,7 @@ def grow(config: TreeConfig, root: Root, forward: Callable[[DraftRows], Offers])
         pool = absorb(pool, rows, grown, hesitant, offers, reconsider)
         waiting = wait(waiting, forwarded(grown, rows), offers, reconsider.pool)
     level1_RY = ~lineage_RYY.diagonal(dim1=1, dim2=2)
-    return cut(pool, level1_RY, config.budget, falling=reconsider.propagate)
+    return cut(pool, level1_RY, guide.budgets(pool), falling=reconsider.propagate)
 
 
 def advance(config: TreeConfig, pool: Candidates, waiting: Waiting, offers: Offers, lineage_RYY: Tensor) -> Picks:

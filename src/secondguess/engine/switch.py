@@ -1,0 +1,89 @@
+"""Whether to draft at all: both ways of decoding are timed, and the faster one goes on.
+
+Tokens per cycle scatter more than their mean differs between the two ways, so drafting is given up only when even a
+hopeful estimate of it is below plain decoding: one of the last few dozen cycles, where much is lost, or one of the last
+few hundred. It is tried again ever more rarely while it keeps losing. Times are in units of what a plain cycle of that
+batch should take, so that batches of about one size can be compared.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import sqrt
+
+SPREAD = 0.6  # of the tokens of a cycle of one request, relative to their mean
+FIRST_TRIAL, TRIAL = 8, 4  # drafted cycles before the verdict
+FIRST_PAUSE, LONGEST_PAUSE = 32, 512  # plain cycles between two trials
+FIRST_PEEK, LONGEST_PEEK = 4, 64  # drafted cycles between two plain ones
+SETTLED = 64  # drafted cycles that win make earlier pauses forgotten
+SHORT, LONG = 0.97, 0.998  # memories, see ``Ratio.keep``
+
+
+@dataclass(slots=True)
+class Ratio:
+    """A ratio of two sums that forget: what was added n additions ago weighs ``keep`` ** n."""
+
+    above: float
+    below: float
+    weight: float  # additions, weighed likewise; what it starts with counts as some
+    keep: float
+
+    def add(self, above: float, below: float) -> None:
+        self.above = self.keep * self.above + above
+        self.below = self.keep * self.below + below
+        self.weight = self.keep * self.weight + 1
+
+    def doubt(self, weight: float) -> None:
+        """Let all that is known count for ``weight`` additions at most."""
+        share = min(1.0, weight / self.weight)
+        self.above, self.below, self.weight = self.above * share, self.below * share, self.weight * share
+
+    @property
+    def value(self) -> float:
+        return self.above / self.below
+
+
+@dataclass(slots=True)
+class Switch:
+    """Chooses before each cycle, and is told afterwards what the choice came to."""
+
+    recent: Ratio = field(default_factory=lambda: Ratio(1.0, 1.0, 1.0, SHORT))  # of drafted cycles
+    lasting: Ratio = field(default_factory=lambda: Ratio(1.0, 1.0, 1.0, LONG))  # of drafted cycles
+    plain: Ratio = field(default_factory=lambda: Ratio(2.0, 2.0, 2.0, keep=0.9))  # at first as predicted
+    trial: int = FIRST_TRIAL  # drafted cycles left before the next verdict
+    pause: int = 0  # plain cycles left
+    next_pause: int = FIRST_PAUSE
+    peek: int = FIRST_PEEK  # drafted cycles left before a plain one
+    next_peek: int = FIRST_PEEK
+
+    def drafts(self) -> bool:
+        """Whether the coming cycle drafts."""
+        if self.pause:
+            self.pause -= 1
+            return False
+        self.peek -= 1
+        if self.peek >= 0:
+            return True
+        self.peek = self.next_peek = min(2 * self.next_peek, LONGEST_PEEK)
+        return False
+
+    def learn(self, drafted: bool, tokens: float, time: float, requests: int) -> None:
+        """``tokens`` per request; ``time`` in plain cycles, as predicted."""
+        if not drafted:
+            self.plain.add(tokens, time)
+            return
+        memories = self.recent, self.lasting
+        for ratio in memories:
+            ratio.add(tokens, time)
+        self.trial = max(0, self.trial - 1)
+        hope = min(ratio.value * (1 + SPREAD / sqrt(ratio.weight * requests)) for ratio in memories)
+        if self.trial == 0 and hope < self.plain.value:
+            self._give_up()
+        elif self.lasting.weight > SETTLED and self.lasting.value > self.plain.value:
+            self.next_pause = FIRST_PAUSE
+
+    def _give_up(self) -> None:
+        self.pause, self.next_pause = self.next_pause, min(2 * self.next_pause, LONGEST_PAUSE)
+        self.trial, self.peek = TRIAL, self.next_peek
+        self.recent.doubt(TRIAL)
+        self.lasting.doubt(TRIAL)
