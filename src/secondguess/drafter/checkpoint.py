@@ -9,6 +9,7 @@ Stock engines load it as EAGLE-3.1. Unknown or missing tensors, and settings of 
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,12 @@ def write_tensors(tensors: dict[str, Tensor], path: Path) -> None:
 def offered(target_ids: Tensor, vocab_size: int) -> Tensor:
     """The checkpoint's ``t2d``: bool [vocab_size], True for target tokens in the draft vocabulary."""
     return torch.zeros(vocab_size, dtype=torch.bool).index_fill(0, target_ids, True)
+
+
+def weights_digest(folder: Path) -> str:
+    """SHA-256 of a checkpoint's weight files."""
+    files = sorted(folder.rglob("*.safetensors"))
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 
 def load_drafter(folder: Path, embedding: Tensor, target_num_layers: int) -> Drafter:
