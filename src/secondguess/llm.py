@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Generator
 from collections.abc import Sequence as Seq
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from secondguess.config import TreeConfig
 from secondguess.engine.cycle import CycleTrace, Engine, Watcher
@@ -20,6 +21,9 @@ from secondguess.target.hf import HFTarget
 from secondguess.target.load import load_target
 from secondguess.types import Delta, Output, Request, SamplingParams, Stats
 
+if TYPE_CHECKING:
+    from secondguess.drafter.model import Drafter
+
 DEFAULT_CONTEXT = 8192
 
 
@@ -28,10 +32,11 @@ class LLM:
 
     ``target``: a local folder, a hub id, a ``.gguf`` file, an alias, or a target that is loaded already (several LLMs
     may share it). ``method``: ``ar``, ``ngram``, ``eagle3.1`` or ``pr``, with settings if wanted (``pr:m=0``).
-    ``drafter``: a folder or the name of one that ships; by default the one named like the method. Output never depends
-    on the method. ``max_model_len``: tokens of prompt and answer together; by default all that the target can take, but
-    at most 8192, because room for ``max_batch_size`` such requests is allocated at once. ``dtype`` and ``device`` are
-    for a target that is loaded here; one that is loaded already keeps its own.
+    ``drafter``: a folder, the name of one that ships, or one that is loaded already (``methods.open_drafter``), which
+    several LLMs may share; by default the one named like the method. Output never depends on the method.
+    ``max_model_len``: tokens of prompt and answer together; by default all that the target can take, but at most 8192,
+    because room for ``max_batch_size`` such requests is allocated at once. ``dtype`` and ``device`` are for a target
+    that is loaded here; one that is loaded already keeps its own.
 
     Raises UserError when something is unknown or does not fit together.
     """
@@ -39,7 +44,7 @@ class LLM:
     def __init__(
         self,
         target: str | Path | HFTarget = "smollm2-135m",
-        drafter: str | Path | None = None,
+        drafter: str | Path | Drafter | None = None,
         *,
         method: str = "pr",
         tree: TreeConfig | None = None,
@@ -147,7 +152,7 @@ class LLM:
 
     # What follows runs on the engine's thread, where nothing changes under its hands.
 
-    def _make_engine(self, drafter: str | Path | None, num_slots: int) -> Engine:
+    def _make_engine(self, drafter: str | Path | Drafter | None, num_slots: int) -> Engine:
         columns = self.max_model_len + 1 + self.method.tree.budget
         speculator = make_speculator(self.method, self.target, drafter, num_slots, columns)
         return Engine(self.target, speculator, self.target.new_cache(num_slots, columns))

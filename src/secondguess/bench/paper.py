@@ -165,10 +165,10 @@ TABLE9 = (
 
 # Its bins are not known: "confident" and "least confident" are taken for the outer ones of ten.
 FIGURE1 = {
-    ("accepted", "drafter 0.0-0.1", "share"): 0.073,
-    ("accepted", "drafter 0.9-1.0", "share"): 0.956,
-    ("rejected", "drafter < 0.5", "share"): 0.621,
-    ("rejected", "drafter < 0.5, target >= 0.9", "share"): 0.170,
+    ("drafter 0.0-0.1", "accepted", "share"): 0.073,
+    ("drafter 0.9-1.0", "accepted", "share"): 0.956,
+    ("drafter < 0.5", "rejected", "share"): 0.621,
+    ("drafter < 0.5, target >= 0.9", "rejected", "share"): 0.170,
 }
 
 LLAMA, QWEN, GEMMA = "Llama-3.1-8B", "Qwen3-8B", "Gemma-3-12B"

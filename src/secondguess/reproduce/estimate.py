@@ -108,9 +108,10 @@ def diagnosed(place: Place, found: Mapping[str, Any]) -> Value | None:
 
 
 def share_at(place: Place, found: Mapping[str, Any]) -> Mapping[str, Any]:
-    if place.row == "accepted":
-        return next(b["true"] for b in found["figure1a"] if place.column == f"drafter {b['low']:.1f}-{b['high']:.1f}")
-    where = place.column if place.row == "rejected" else f"{place.row}, {place.column}"
-    drafter, _, target = (part.strip() for part in where.replace("drafter ", "").replace("target ", "").partition(","))
+    """Rows and columns are named as ``tables`` does: accepted tokens of a bin, or rejected ones of a bucket."""
+    if place.column == "accepted":
+        return next(b["true"] for b in found["figure1a"] if place.row == f"drafter {b['low']:.1f}-{b['high']:.1f}")
+    bucket = place.row if place.column == "rejected" else f"{place.row}, {place.column}"
+    drafter, _, target = bucket.removeprefix("drafter ").partition(", target ")
     cell = next(c for c in found["table7"] if (c["drafter"], c["target"]) == (drafter, target or ALL))
     return cell["recovered" if place.quantity == "recovered" else "pool"]

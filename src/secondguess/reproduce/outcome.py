@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
-from secondguess.bench.paper import PAPER
+from secondguess.bench.paper import AVERAGE, PAPER
 from secondguess.reproduce.cells import At, Cell, Place
 from secondguess.reproduce.estimate import Value, diagnosed, estimate
 from secondguess.reproduce.records import Records
@@ -15,6 +15,7 @@ from secondguess.reproduce.tables import heading
 State = Literal["measured", "not measured", "paper"]
 # What can contradict the paper, with the value at which a method makes no difference. Others depend on the target.
 NO_DIFFERENCE = {"tau gain": 0.0, "speedup gain": 0.0, "cycle ratio": 1.0, "recovered": 0.0, "pool": 0.0, "share": 0.0}
+YET = "not measured yet"
 LOOPS = "every text repeats itself, or nothing was decoded"
 
 
@@ -34,7 +35,7 @@ class Outcome:
 
     def rows(self) -> list[dict[str, Any]]:
         """For JSON and CSV: ours, and the paper's number if it has one."""
-        where, nothing = self.cell.place._asdict(), dict.fromkeys(Value.__dataclass_fields__)
+        where, nothing = self.cell.place._asdict(), dict.fromkeys(field.name for field in fields(Value))
         ours = asdict(self.value) if self.value else nothing
         made = [where | {"state": self.state} | ours | {"why": self.why, "differs": self.differs}]
         if self.paper is not None:
@@ -60,14 +61,14 @@ def number_of(cell: Cell, records: Records) -> tuple[Value | None, str]:
     if cell.why:
         return None, cell.why
     if not all(m in records for m in cell.measurements):
-        return None, "not measured yet"
+        return None, YET
     ours, over = ([records[m] for m in part] for part in (cell.ours, cell.over))
     if cell.ours[0].kind == "diagnosis":
         value = diagnosed(cell.place, ours[0].found)
         return value, "" if value else "no token is in this bucket"
-    failed = next((record for record in (*ours, *over) if not record.units), None)
+    failed = next((record for record in (*ours, *over) if record.failed), None)
     if failed is not None:
-        return None, "; ".join(failed.complaints) or LOOPS
+        return None, "; ".join(failed.complaints)
     value = estimate(cell.place.quantity, ours, over)
     return value, "" if value else LOOPS
 
@@ -110,12 +111,14 @@ def contradiction(quantity: str, value: Value | None, paper: float | None) -> st
 
 
 def held_different(outcome: Outcome, here: Mapping[str, str]) -> list[str]:
-    """What was another than in the paper. ``here``: in words, ``target`` and whatever else is never the paper's."""
-    paper, found = PAPER[outcome.cell.place.table], []
-    at = outcome.cell.ours[0].at
-    found.append(f"target {here['target']} (paper: {paper.model})")
+    """What was another than in the paper. ``here``: what always is, in words; ``target`` is its name."""
+    place, at, paper = outcome.cell.place, outcome.cell.ours[0].at, PAPER[outcome.cell.place.table]
+    found = [f"target {here['target']} (paper: {paper.model})"]
     if paper.budget is not None and paper.budget != at.budget:
         found.append(f"B = {at.budget} (paper: {paper.budget})")
     if paper.temperature is not None and paper.temperature != at.temperature:
         found.append(f"T = {at.temperature:g} (paper: {paper.temperature:g})")
+    num_tasks = len({column for _, column, _ in paper.numbers} - {AVERAGE})
+    if place.column == AVERAGE and outcome.value is not None and outcome.value.num_tasks < num_tasks:
+        found.append(f"average over {outcome.value.num_tasks} of {num_tasks} tasks")
     return found + [text for name, text in here.items() if name != "target"]

@@ -55,7 +55,8 @@ def jobs_of(measurements: Iterable[Measurement]) -> list[Job]:
     for m in measurements:
         alone = m.at.budget if m.kind == "diagnosis" else None
         groups.setdefault((m.kind, m.tasks, m.at.temperature, m.at.batch_size, alone), []).append(m)
-    jobs = [Job(*key[:4], tuple(group)) for key, group in groups.items()]
+    firsts = [(group[0], tuple(group)) for group in groups.values()]
+    jobs = [Job(m.kind, m.tasks, m.at.temperature, m.at.batch_size, group) for m, group in firsts]
     return sorted(jobs, key=lambda job: ORDER.index(job.kind))
 
 
@@ -63,14 +64,17 @@ def measured_costs(records: Mapping[Measurement, Record]) -> Costs | None:
     """From what has been measured; None unless that holds both replay and live decoding of single requests."""
     replays = [r for m, r in records.items() if m.kind == "replay"]
     lives = [r for m, r in records.items() if m.kind == "live" and m.at.batch_size == 1 and r.units]
-    plain = [dict(zip(r.columns, map(sum, zip(*r.units, strict=True)), strict=True)) for r in lives]
-    tokens = [sum(r.tokens for r in part) for part in (replays, lives)]
-    plain_tokens = sum(p["plain tokens"] for p in plain)
-    if not (all(tokens) and plain_tokens):
+    plain_tokens, plain_seconds = (sum(map(sum, (column(r, f"plain {x}") for r in lives))) for x in ("tokens", "seconds"))
+    tokens = [plain_tokens, *(sum(r.tokens for r in part) for part in (replays, lives))]
+    seconds = [plain_seconds, *(sum(r.seconds for r in part) for part in (replays, lives))]
+    if not all(tokens):
         return None
-    seconds = [sum(r.seconds for r in part) for part in (replays, lives)]
-    plain_seconds = sum(p["plain seconds"] for p in plain)
-    return Costs(plain_seconds / plain_tokens, seconds[0] / tokens[0], seconds[1] / tokens[1], "cells measured before")
+    return Costs(*(s / n for s, n in zip(seconds, tokens, strict=True)), "cells measured before")
+
+
+def column(record: Record, name: str) -> list[float]:
+    at = record.columns.index(name)
+    return [unit[at] for unit in record.units]
 
 
 def job_seconds(job: Job, costs: Costs, tokens: int) -> float:

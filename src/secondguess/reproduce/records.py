@@ -31,6 +31,10 @@ class Record:
     found: dict[str, Any] = field(default_factory=dict)
     complaints: tuple[str, ...] = ()  # of a live run: texts that are not plain decoding's, failures
 
+    @property
+    def failed(self) -> bool:
+        return not (self.units or self.found)
+
 
 class Records:
     """The records of ``folder`` that are of this world. Raises UserError if one of their files is damaged."""
@@ -55,13 +59,14 @@ class Records:
         return self._paths[m]
 
     def add(self, results: Mapping[Measurement, Record]) -> None:
-        """Keep results, each on disk before anything else happens."""
+        """Keep results, each on disk before anything else happens. What failed is not: another run tries it again."""
         self.folder.mkdir(parents=True, exist_ok=True)
         for m, record in results.items():
-            content = {"made_of": self.world.made_of(m), "record": self.world.record, "result": asdict(record)}
-            with replacing(self.path(m)) as temporary:
-                temporary.write_text(json.dumps(content) + "\n", encoding="utf-8")
             self._known[m] = record
+            if not record.failed:
+                content = {"made_of": self.world.made_of(m), "record": self.world.record, "result": asdict(record)}
+                with replacing(self.path(m)) as temporary:
+                    temporary.write_text(json.dumps(content) + "\n", encoding="utf-8")
 
     def _read(self, path: Path) -> Record:
         try:

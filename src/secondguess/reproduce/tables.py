@@ -146,13 +146,13 @@ def table4(scope: Scope) -> Iterator[Cell]:
 
 def table5(scope: Scope) -> Iterator[Cell]:
     """One of budget, grow width and offer width at a time; a row per size."""
+    for at in scope.settings(BUDGETS, (0.0,)):
+        yield from sized(Part(scope, "table5", f"T = {at.temperature:g}", at), f"B = {at.budget}", EAGLE, PR)
     for at in scope.settings((48,), (0.0,)):
         for name, title, sizes in (("grow_width", "B_w", WIDTHS), ("offer_width", "k", OFFERS)):
             part = Part(scope, "table5", f"{title}, at {heading(at)}", at)
             for size in sizes:
                 yield from sized(part, f"{title} = {size}", setting(EAGLE, name, size), setting(PR, name, size))
-    for at in scope.settings(BUDGETS, (0.0,)):
-        yield from sized(Part(scope, "table5", f"T = {at.temperature:g}", at), f"B = {at.budget}", EAGLE, PR)
 
 
 def sized(part: Part, row: str, eagle: Variant, pr: Variant) -> Iterator[Cell]:
@@ -176,7 +176,7 @@ def table7(scope: Scope) -> Iterator[Cell]:
 def figure1(scope: Scope) -> Iterator[Cell]:
     bins = [f"drafter {b / NUM_BINS:.1f}-{(b + 1) / NUM_BINS:.1f}" for b in range(NUM_BINS)]
     unsure = ("drafter < 0.5", "drafter < 0.5, target >= 0.9")
-    places = [("accepted", column, "share") for column in bins] + [("rejected", column, "share") for column in unsure]
+    places = [(row, "accepted", "share") for row in bins] + [(row, "rejected", "share") for row in unsure]
     yield from diagnosed(scope, "figure1", places)
 
 

@@ -6,7 +6,7 @@ import argparse
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ class World:
     folders: Mapping[str, Path]
     digests: Mapping[str, str]
     rows: Mapping[str, list[TaskPrompt]]
-    loaded: dict[Path, Drafter] = field(default_factory=dict)
+    loaded: dict[Path, Drafter]
 
     def prompts(self, m: Measurement) -> list[TaskPrompt]:
         """A live batch needs as many prompts as it decodes together."""
@@ -67,25 +67,29 @@ def make_world(
     args: argparse.Namespace, record: Mapping[str, Any], target: HFTarget, arms: Mapping[str, Path]
 ) -> World:
     """Raises UserError when a drafter that is given does not do, or none of the tasks is found."""
-    folders, lacking_drafters = find_arms(target, arms)
+    loaded: dict[Path, Drafter] = {}
+    folders, lacking_drafters = find_arms(target, arms, loaded)
     rows, lacking_tasks = find_tasks(args.tasks, args.data_dir)
     sizes = {task: len(found) for task, found in rows.items()}
     scope = Scope(sizes, lacking_tasks, lacking_drafters, args.budgets, args.temperatures)
     digests = {name: weights_digest(folder) for name, folder in folders.items()}
-    return World(args, record, target, scope, folders, digests, rows)
+    return World(args, record, target, scope, folders, digests, rows, loaded)
 
 
-def find_arms(target: HFTarget, given: Mapping[str, Path]) -> tuple[dict[str, Path], dict[str, str]]:
+def find_arms(
+    target: HFTarget, given: Mapping[str, Path], loaded: dict[Path, Drafter]
+) -> tuple[dict[str, Path], dict[str, str]]:
     """Folders by name, and why there is none for the others: a drafter is given, or ships for the target.
 
-    Raises UserError when one that is given is no drafter of this target, or cannot do what its row needs.
+    Those that are given are loaded. Raises UserError when one of them is no drafter of this target, or cannot do what
+    its row needs.
     """
     shipped, lacking = run(shipped_for, target.embedding), dict(NOT_BUILT)
     folders: dict[str, Path] = {}
     for name, variant in ARMS.items():
         if name in given:
             folder = str(given[name])
-            run(open_drafter, parse_method(variant.method, TreeConfig()), target, folder)
+            run(open_drafter, parse_method(variant.method, TreeConfig()), target, folder, loaded)
             folders[name] = run(find_drafter, folder, name, target.embedding)
         elif name in shipped:
             folders[name] = shipped[name]
@@ -124,3 +128,8 @@ def method_of(m: Measurement) -> Method:
 
 def digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def figures_folder(m: Measurement) -> str:
+    """Where a diagnosis leaves its figures, in the run folder."""
+    return f"diagnosis-B{m.at.budget}-T{m.at.temperature:g}"
