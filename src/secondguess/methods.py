@@ -122,7 +122,7 @@ def make_speculator(
 def open_drafter(
     method: Method, target: HFTarget, drafter: str | Path | Drafter | None, loaded: dict[Path, Drafter] | None = None
 ) -> Drafter:
-    """The network of a method. ``drafter``: a folder or the name of one that ships, or a network that is loaded already;
+    """The network of a method. ``drafter``: a folder, the name of one that ships, or a network that is loaded already;
     None takes the method's own.
 
     ``loaded``: drafters of this target by folder, for methods that share them; a new one is added.

@@ -21,7 +21,7 @@ HEADLINE = {"tau gain": (0.053, 0.102), "speedup gain": (0.035, 0.092)}
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table or figure. ``budget`` and ``temperature``: those that its numbers were measured at, if it has only one."""
+    """A table or figure. ``budget`` and ``temperature``: what its numbers were measured at, if it has only one."""
 
     title: str
     model: str
@@ -155,7 +155,7 @@ TABLE7 = grid(
 
 # The size of LiveCodeBench is not known.
 SIZES = {"GSM8K": 1319, "MATH-500": 500, "AIME25": 30, "HumanEval": 164, "MBPP": 500, "MT-Bench": 80}
-TABLE8 = {(name, "rows", "count"): float(size) for name, size in SIZES.items()}
+TABLE8 = {("rows", name, "count"): float(size) for name, size in SIZES.items()}
 
 TABLE9 = (
     grid(("B = 24", "B = 48"), ("cycle ms",), "EAGLE-3.1 | 25.55 | 26.03 \n PR | 25.94 | 26.60")

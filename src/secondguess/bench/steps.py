@@ -32,7 +32,7 @@ class Look:
 
 
 class StepWatch(EagleSpeculator):
-    """Drafts as ever, for one request; keeps the looks of the newest draft, a list per forward, the extend pass first."""
+    """Drafts as ever, for one request; keeps the newest draft's looks: a list per forward, the extend pass first."""
 
     def __init__(self, drafter: Drafter, config: TreeConfig, num_slots: int, num_columns: int) -> None:
         super().__init__(drafter, config, num_slots, num_columns)

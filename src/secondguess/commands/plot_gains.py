@@ -18,7 +18,7 @@ def draw_gains(outcomes: Sequence[Outcome], title: str) -> Figure | None:
     gains = [o for o in outcomes if o.cell.place.quantity.endswith(" gain") and o.value is not None]
     if not gains:
         return None
-    parts, quantities = (list(dict.fromkeys(getattr(o.cell.place, name) for o in gains)) for name in ("part", "quantity"))
+    parts, quantities = names_of(gains, "part"), names_of(gains, "quantity")
     figure = Figure(figsize=(5.2 * len(quantities) + 0.6, 3.1 * len(parts) + 0.6), layout="constrained")
     figure.suptitle(title, fontsize=10)
     axes = figure.subplots(len(parts), len(quantities), squeeze=False)
@@ -29,10 +29,15 @@ def draw_gains(outcomes: Sequence[Outcome], title: str) -> Figure | None:
     return figure
 
 
+def names_of(gains: Sequence[Outcome], what: str) -> list[str]:
+    return list(dict.fromkeys(getattr(o.cell.place, what) for o in gains))
+
+
 def panel(gains: Sequence[Outcome], axes: Axes) -> None:
     """Columns along the axis and a marker per row, or the other way round where there is one column."""
-    columns, rows = (list(dict.fromkeys(getattr(o.cell.place, name) for o in gains)) for name in ("column", "row"))
-    along, kinds, one = (rows, columns, len(columns) == 1) if len(columns) == 1 else (columns, rows, False)
+    columns, rows = names_of(gains, "column"), names_of(gains, "row")
+    one = len(columns) == 1
+    along, kinds = (rows, columns) if one else (columns, rows)
     axes.axhline(0, color="black", linewidth=0.8)
     for o in gains:
         p = o.cell.place

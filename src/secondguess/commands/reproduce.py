@@ -10,13 +10,7 @@ from secondguess.atomic import check_folder
 from secondguess.bench.paper import PAPER
 from secondguess.bench.tasks import ORDER
 from secondguess.commands.record import add_json, make_record
-from secondguess.commands.workload import (
-    add_replay_batch,
-    add_target,
-    add_texts,
-    check_numbers,
-    comma_separated,
-)
+from secondguess.commands.workload import add_replay_batch, add_target, add_texts, check_numbers, comma_separated
 from secondguess.config import TreeConfig
 from secondguess.errors import UserError, did_you_mean
 from secondguess.reproduce.arms import ARMS, NOT_BUILT, parse_arms
@@ -26,21 +20,20 @@ ALL = "all"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add, ints, floats = parser.add_argument, comma_separated(int), comma_separated(float)
-    names = (*PAPER, ALL)
+    names, instead = (*PAPER, ALL), "in place of the paper's"
     add("what", metavar="WHAT", choices=names, help=", ".join(names))
     add_target(parser)
-    add("--plan", action="store_true", help="say what would be measured, and about the time and disk; measure nothing")
-    add("--check", action="store_true", help="measure a tenth of the measured cells again: are they in their intervals?")
-    add("--out", type=Path, metavar="DIR", help="report and records; what they hold is not measured again "
-        "(default: runs/reproduce-TARGET)")  # fmt: skip
-    arms = ", ".join(name for name in ARMS if name not in NOT_BUILT)
-    add("--arm", dest="arms", action="append", default=[], metavar="NAME=FOLDER", help="a drafter that does not ship, "
-        f"may be repeated; names: {arms}")  # fmt: skip
+    add("--plan", action="store_true", help="say what would be measured, in about what time; measure nothing")
+    add("--check", action="store_true", help="measure a tenth of the cells again: are they in their intervals?")
+    add("--check-seed", type=int, default=0, metavar="INT", help="picks the tenth (default: 0)")
+    out = "report and records; what they hold is not measured again (default: runs/reproduce-TARGET)"
+    add("--out", type=Path, metavar="DIR", help=out)
+    arm = f"drafter that does not ship, may be repeated: {', '.join(name for name in ARMS if name not in NOT_BUILT)}"
+    add("--arm", dest="arms", action="append", default=[], metavar="NAME=FOLDER", help=arm)
     tasks = f"comma-separated, some of {', '.join(ORDER)} (default: those that are found)"
     add("--tasks", type=comma_separated(str), default=ORDER, metavar="NAME,...", help=tasks)
     add("--limit", type=int, default=60, metavar="INT", help="prompts per task for tau, evenly spaced (default: 60)")
     add("--live-limit", type=int, default=8, metavar="INT", help="prompts per task for time (default: 8)")
-    instead = "in place of the paper's"
     add("--budget", dest="budgets", type=ints, metavar="INT,...", help=f"draft tokens verified per cycle, {instead}")
     add("--temperature", dest="temperatures", type=floats, metavar="FLOAT,...", help=f"temperatures, {instead}")
     add_texts(parser)

@@ -51,13 +51,13 @@ def make_report(
 def how(world: World) -> str:
     a = world.args
     return (
-        f"Tau comes from replay: drafters run over texts that plain decoding wrote once, of at most {a.limit} prompts a "
-        f"task and {a.max_new_tokens} new tokens. Speedups and milliseconds come from live decoding of {a.live_limit} "
-        "prompts a task (as many as a batch takes, if that is more), on which plain decoding and all methods take turns. "
-        "Prompts whose plain text repeats itself (over half of its 4-grams occurred in it before) are left out; "
-        "with_loops in cells.json is with them. In brackets: 95 % intervals, by bootstrap over prompts or groups decoded "
-        "together (none for fewer than 5), of shares by Wilson. A gain or share contradicts the paper if its interval "
-        "lies on the other side of no difference, or wholly outside of half to twice the paper's."
+        f"Tau comes from replay: drafters run over texts that plain decoding wrote once, of at most {a.limit} prompts "
+        f"a task and {a.max_new_tokens} new tokens. Speedups and milliseconds come from live decoding of "
+        f"{a.live_limit} prompts a task (as many as a batch takes, if that is more), on which plain decoding and all "
+        "methods take turns. Prompts whose plain text repeats itself (over half of its 4-grams occurred in it before) "
+        "are left out; with_loops in cells.json is with them. Intervals are 95 %: bootstrap over prompts, or groups "
+        "decoded together (none for fewer than 5), and Wilson's of shares. A gain or share contradicts the paper if "
+        "its interval lies on the other side of no difference, or wholly outside of half to twice the paper's."
     )
 
 

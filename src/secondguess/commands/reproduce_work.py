@@ -1,4 +1,4 @@
-"""The three things that ``secondguess reproduce`` does: show a plan, measure and report, or measure again and compare."""
+"""The three things that ``secondguess reproduce`` does: show a plan, measure and report, measure again and compare."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def show_plan(world: World, console: Console) -> int:
     jobs = left(cells, records)
     costs = costs_of(world, cells, jobs, records, console)
     rows = [job_row(world, job, costs) for job in jobs]
-    print_plan(outcomes(cells, records), rows, costs.source if costs else "", REPORT_BYTES)
+    print_plan(found(cells, records), rows, costs.source if costs else "", REPORT_BYTES)
     if world.args.json:
         write_json(world.args.json, world.record, "rows", rows)
     return 0
@@ -59,12 +59,12 @@ def reproduce(world: World, console: Console) -> int:
         again = f"what was measured so far is in {folder}; go on with the same command"
         console.print(again, markup=False, soft_wrap=True)
         raise
-    found = outcomes(cells, records)
-    complaints = list(dict.fromkeys(line for m in distinct(cells) if m in records for line in records[m].complaints))
+    made, became = records.of(distinct(cells)), found(cells, records)
+    complaints = list(dict.fromkeys(line for record in made.values() for line in record.complaints))
     folder.mkdir(parents=True, exist_ok=True)
-    report = write_report(world, found, complaints)
+    report = write_report(world, became, complaints)
     if world.args.json:
-        write_json(world.args.json, world.record, "rows", [row for o in found for row in o.rows()])
+        write_json(world.args.json, world.record, "rows", [row for o in became for row in o.rows()])
     print_report(report, folder)
     return 1 if complaints else 0
 
@@ -72,13 +72,13 @@ def reproduce(world: World, console: Console) -> int:
 def check_again(world: World, console: Console) -> int:
     """Measure a tenth of the measured cells once more, in a folder of their own; 1 if one does not agree."""
     cells, records = cells_of(world.args.what, world.scope), Records(world, world.args.out / "records")
-    chosen = sample(outcomes(cells, records), world.args.seed)
+    chosen = sample(found(cells, records), world.args.check_seed)
     folder = world.args.out / f"check-{datetime.now():%Y%m%d-%H%M%S}"
     anew = replace(world, args=world.with_args(out=folder))
     again = Records(anew, folder / "records")
-    run_all(anew, [o.cell for o in chosen], again, console)
-    seconds = outcomes([o.cell for o in chosen], again)
-    rows = [compared(first, second) for first, second in zip(chosen, seconds, strict=True)]
+    cells = [o.cell for o in chosen]
+    run_all(anew, cells, again, console)
+    rows = [compared(first, second) for first, second in zip(chosen, found(cells, again), strict=True)]
     write_json(folder / "check.json", world.record, "rows", rows)
     print_check(rows, folder)
     return 0 if all(row["agrees"] for row in rows) else 1
@@ -94,6 +94,10 @@ def compared(first: Outcome, second: Outcome) -> dict[str, Any]:
         "second": new and new.value,
         "agrees": agrees(old, new),
     }
+
+
+def found(cells: Sequence[Cell], records: Records) -> list[Outcome]:
+    return outcomes(cells, records.of(distinct(cells)))
 
 
 def left(cells: Sequence[Cell], records: Records) -> list[Job]:
@@ -114,7 +118,7 @@ def run_all(world: World, cells: Sequence[Cell], records: Records, console: Cons
 
 
 def known_costs(cells: Sequence[Cell], records: Records) -> Costs | None:
-    return measured_costs({m: records[m] for m in distinct(cells) if m in records})
+    return measured_costs(records.of(distinct(cells)))
 
 
 def costs_of(
@@ -134,8 +138,8 @@ def probe(world: World, job: Job, console: Console) -> Costs | None:
         changes = {"limit": 1, "live_limit": 1, "max_new_tokens": tokens, "out": Path(folder)}
         small = replace(world, args=world.with_args(**changes))
         console.print("timing one prompt", markup=False)
-        found = [work(small, j, console) for work, j in zip((replay_job, live_job), jobs_of(pair), strict=True)]
-    costs = measured_costs(found[0] | found[1])
+        timed = [work(small, j, console) for work, j in zip((replay_job, live_job), jobs_of(pair), strict=True)]
+    costs = measured_costs(timed[0] | timed[1])
     return costs and replace(costs, source="one timed prompt")
 
 

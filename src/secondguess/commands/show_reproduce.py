@@ -50,7 +50,7 @@ def print_plan(found: Sequence[Outcome], jobs: Sequence[Mapping[str, Any]], sour
 def total(jobs: Sequence[Mapping[str, Any]], source: str, report_bytes: int) -> str:
     disk = (sum(job["bytes"] for job in jobs) + report_bytes) / 1e6
     if not source:
-        return f"{len(jobs)} jobs; about {disk:.0f} MB; how long they take is not known: the probe's answer ended at once"
+        return f"{len(jobs)} jobs, and about {disk:.0f} MB; their time is not known: the probe's answer ended at once"
     seconds = sum(job["seconds"] for job in jobs)
     return f"{len(jobs)} jobs: at most about {words(seconds)} (from {source}), and about {disk:.0f} MB"
 
@@ -61,7 +61,8 @@ def print_report(report: Report, folder: Path) -> None:
         console.print(Text(paragraph), "")
     for number, note in enumerate(report.notes, 1):
         console.print(Text(f"({number}) {note}"))
-    console.print(f"report: {folder / 'report.html'} (also report.md, cells.csv, cells.json)", markup=False, soft_wrap=True)
+    where = f"report: {folder / 'report.html'} (also report.md, cells.csv, cells.json)"
+    console.print(where, markup=False, soft_wrap=True)
 
 
 def print_check(rows: Sequence[Mapping[str, Any]], folder: Path) -> None:

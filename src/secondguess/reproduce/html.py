@@ -1,4 +1,4 @@
-"""The report as one HTML file that needs no other: plots inside, light or dark as the reader has it, fit for a phone."""
+"""The report as one HTML file that needs no other: plots inside, light or dark, fit for a phone."""
 
 from __future__ import annotations
 

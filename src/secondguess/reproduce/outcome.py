@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
 from secondguess.bench.paper import AVERAGE, PAPER
-from secondguess.reproduce.cells import At, Cell, Place
+from secondguess.reproduce.cells import At, Cell, Measurement, Place
 from secondguess.reproduce.estimate import Value, diagnosed, estimate
-from secondguess.reproduce.records import Records
-from secondguess.reproduce.tables import heading
+from secondguess.reproduce.parts import heading
+from secondguess.reproduce.records import Record
 
 State = Literal["measured", "not measured", "paper"]
 # What can contradict the paper, with the value at which a method makes no difference. Others depend on the target.
@@ -43,18 +43,18 @@ class Outcome:
         return made
 
 
-def outcomes(cells: Sequence[Cell], records: Records) -> list[Outcome]:
+def outcomes(cells: Sequence[Cell], records: Mapping[Measurement, Record]) -> list[Outcome]:
     """In the order of the cells. A cell for which something has not been measured yet has no number."""
     papers = published(cells)
     return [outcome(cell, records, papers.get(cell.place)) for cell in cells]
 
 
-def outcome(cell: Cell, records: Records, paper: float | None) -> Outcome:
+def outcome(cell: Cell, records: Mapping[Measurement, Record], paper: float | None) -> Outcome:
     value, why = number_of(cell, records)
     return Outcome(cell, value, why, paper, contradiction(cell.place.quantity, value, paper))
 
 
-def number_of(cell: Cell, records: Records) -> tuple[Value | None, str]:
+def number_of(cell: Cell, records: Mapping[Measurement, Record]) -> tuple[Value | None, str]:
     """The number, or why there is none."""
     if cell.known is not None:
         return Value(cell.known, None, None, 0, 0), ""

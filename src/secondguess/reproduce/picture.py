@@ -78,7 +78,7 @@ def frame(number: int, steps: Sequence[Sequence[Look]], at: dict[int, tuple[floa
 def verified(
     steps: Sequence[Sequence[Look]], trace: CycleTrace, at: dict[int, tuple[float, float]], decode: Decode
 ) -> str:
-    """The last frame: what the target took. (Accepted leaves have not been forwarded, so only the caption names them.)"""
+    """The last frame: what the target took. Accepted leaves have not been forwarded: only the caption names them."""
     looks = [look for step in steps for look in step if look.level == 0]
     count = int(trace.verdict.num_emitted_R[0])
     path = trace.verdict.path_RD[0, 1:count].tolist()

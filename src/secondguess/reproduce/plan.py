@@ -64,9 +64,9 @@ def measured_costs(records: Mapping[Measurement, Record]) -> Costs | None:
     """From what has been measured; None unless that holds both replay and live decoding of single requests."""
     replays = [r for m, r in records.items() if m.kind == "replay"]
     lives = [r for m, r in records.items() if m.kind == "live" and m.at.batch_size == 1 and r.units]
-    plain_tokens, plain_seconds = (sum(map(sum, (column(r, f"plain {x}") for r in lives))) for x in ("tokens", "seconds"))
-    tokens = [plain_tokens, *(sum(r.tokens for r in part) for part in (replays, lives))]
-    seconds = [plain_seconds, *(sum(r.seconds for r in part) for part in (replays, lives))]
+    plain = [sum(sum(column(r, name)) for r in lives) for name in ("plain tokens", "plain seconds")]
+    tokens = [plain[0], *(sum(r.tokens for r in part) for part in (replays, lives))]
+    seconds = [plain[1], *(sum(r.seconds for r in part) for part in (replays, lives))]
     if not all(tokens):
         return None
     return Costs(*(s / n for s, n in zip(seconds, tokens, strict=True)), "cells measured before")

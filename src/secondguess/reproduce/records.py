@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -52,6 +52,10 @@ class Records:
         if m not in self._known:
             self._known[m] = self._read(self.path(m))
         return self._known[m]
+
+    def of(self, measurements: Iterable[Measurement]) -> dict[Measurement, Record]:
+        """Those of ``measurements`` that have been made."""
+        return {m: self[m] for m in measurements if m in self}
 
     def path(self, m: Measurement) -> Path:
         if m not in self._paths:

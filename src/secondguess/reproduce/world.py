@@ -20,7 +20,7 @@ from secondguess.errors import UserError
 from secondguess.methods import Method, open_drafter, parse_method
 from secondguess.reproduce.arms import ARMS, NOT_BUILT
 from secondguess.reproduce.cells import Measurement
-from secondguess.reproduce.tables import Scope
+from secondguess.reproduce.parts import Scope
 from secondguess.target.hf import HFTarget
 
 
