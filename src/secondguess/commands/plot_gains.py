@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -57,8 +58,8 @@ def points(o: Outcome, axes: Axes, where: float, apart: float, marker: str, kind
     whiskers = None
     if value.low is not None and value.high is not None:
         whiskers = [[100 * max(value.value - value.low, 0)], [100 * max(value.high - value.value, 0)]]
-    style = {"color": "black", "markersize": 5, "capsize": 3, "linestyle": "none"}
+    style: dict[str, Any] = {"color": "black", "markersize": 5, "capsize": 3, "linestyle": "none"}
     axes.errorbar([where], [100 * value.value], whiskers, marker=marker, label=kind, **style)
     if o.paper is not None:
-        face = {"markerfacecolor": "white", "label": f"{kind}, the paper's"}
-        axes.errorbar([where + apart], [100 * o.paper], None, marker=marker, **style, **face)
+        label = f"{kind}, the paper's"
+        axes.errorbar([where + apart], [100 * o.paper], marker=marker, markerfacecolor="white", label=label, **style)

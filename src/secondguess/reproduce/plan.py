@@ -69,7 +69,8 @@ def measured_costs(records: Mapping[Measurement, Record]) -> Costs | None:
     seconds = [plain[1], *(sum(r.seconds for r in part) for part in (replays, lives))]
     if not all(tokens):
         return None
-    return Costs(*(s / n for s, n in zip(seconds, tokens, strict=True)), "cells measured before")
+    each = [s / n for s, n in zip(seconds, tokens, strict=True)]
+    return Costs(each[0], each[1], each[2], "cells measured before")
 
 
 def column(record: Record, name: str) -> list[float]:
