@@ -26,14 +26,14 @@ def byte_tokenizer(chat_template: str | None = None) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END, chat_template=chat_template)
 
 
-def save_tiny(folder: Path, seed: int = 0) -> Path:
+def save_tiny(folder: Path, seed: int = 0, family: str = "llama") -> Path:
     """Write ``target`` (bytes as tokens, a context of 1024) and ``drafters``: its own two and ``other``, not its."""
-    target = tiny_target("llama", seed, vocab_size=257)
+    target = tiny_target(family, seed, vocab_size=257)
     target.model.save_pretrained(folder / "target")
     byte_tokenizer(CHAT).save_pretrained(folder / "target")
     for name in ("eagle3.1", "pr"):
         save_drafter(tiny_drafter(target, seed, name == "pr"), folder / "drafters" / name, {"target": "tiny"})
-    stranger = tiny_target("llama", seed + 1, vocab_size=257)
+    stranger = tiny_target(family, seed + 1, vocab_size=257)
     save_drafter(tiny_drafter(stranger), folder / "drafters" / "other", {"target": "another"})
     return folder
 

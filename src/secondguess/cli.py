@@ -31,6 +31,7 @@ COMMANDS = {
     "trace": "record every cycle's draft tree on tasks, by replay",
     "tree": "draw one cycle's draft tree of a trace",
     "diagnose": "where a PR drafter fails, and what its second look recovers and breaks",
+    "reproduce": "the paper's tables and figures on your target, the paper's row beside yours",
     "prepare": "training data: the target's own answers to your prompts",
     "capture": "the target's states at its answers, on disk, ahead of training",
     "train": "train an EAGLE-3.1 or PR drafter from a config file",

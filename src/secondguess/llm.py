@@ -9,9 +9,9 @@ from contextlib import aclosing, contextmanager, suppress
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from secondguess.config import TreeConfig
-from secondguess.drafter.model import Drafter
 from secondguess.engine.cycle import CycleTrace, Engine, Watcher
 from secondguess.engine.menu import Menu
 from secondguess.engine.pump import Pump
@@ -26,6 +26,9 @@ from secondguess.target.hf import HFTarget
 from secondguess.target.load import load_target
 from secondguess.types import Delta, Output, Request, SamplingParams, Speculation, Stats, Totals
 
+if TYPE_CHECKING:
+    from secondguess.drafter.model import Drafter
+
 DEFAULT_CONTEXT = 8192
 
 
@@ -34,12 +37,13 @@ class LLM:
 
     ``target``: a local folder, a hub id, a ``.gguf`` file, an alias, or a target that is loaded already (several LLMs
     may share it). ``method``: ``ar``, ``ngram``, ``eagle3.1``, ``pr``, ``hass`` or ``hass+pr``, with settings if
-    wanted (``pr:m=0``). ``drafter``: a folder or the name of one that ships; by default the one named like the method.
-    Output never depends on the method. ``others``: methods that a ``Request`` may ask for instead; then one whose
-    drafter fails is switched off with a warning, and decoding goes on without it. ``max_model_len``: tokens of prompt
-    and answer together; by default all that the target can take, but at most 8192, because room for ``max_batch_size``
-    such requests is allocated at once. ``dtype`` and ``device`` are for a target that is loaded here; one that is
-    loaded already keeps its own.
+    wanted (``pr:m=0``). ``drafter``: a folder, the name of one that ships, or one that is loaded already
+    (``methods.open_drafter``), which several LLMs may share; by default the one named like the method. Output never
+    depends on the method. ``others``: methods that a ``Request`` may ask for instead; then one whose drafter fails is
+    switched off with a warning, and decoding goes on without it. ``max_model_len``: tokens of prompt and answer
+    together; by default all that the target can take, but at most 8192, because room for ``max_batch_size`` such
+    requests is allocated at once. ``dtype`` and ``device`` are for a target that is loaded here; one that is loaded
+    already keeps its own.
 
     Raises UserError when something is unknown or does not fit together.
     """
@@ -47,7 +51,7 @@ class LLM:
     def __init__(
         self,
         target: str | Path | HFTarget = "smollm2-135m",
-        drafter: str | Path | None = None,
+        drafter: str | Path | Drafter | None = None,
         *,
         method: str = "pr",
         others: Seq[str] = (),
@@ -222,7 +226,7 @@ class LLM:
 
     # What follows runs on the engine's thread, where nothing changes under its hands.
 
-    def _make_engine(self, drafter: str | Path | None, num_slots: int) -> Engine:
+    def _make_engine(self, drafter: str | Path | Drafter | None, num_slots: int) -> Engine:
         columns = self.max_model_len + 1 + max(method.tree.max_budget for method in self.methods.values())
         loaded: dict[Path, Drafter] = {}
         speculators = {

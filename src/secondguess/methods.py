@@ -123,7 +123,7 @@ def split_methods(text: str) -> list[str]:
 def make_speculator(
     method: Method,
     target: HFTarget,
-    drafter: str | Path | None,
+    drafter: str | Path | Drafter | None,
     num_slots: int,
     num_columns: int,
     loaded: dict[Path, Drafter] | None = None,
@@ -150,26 +150,31 @@ def make_speculator(
 
 
 def open_drafter(
-    method: Method, target: HFTarget, drafter: str | Path | None, loaded: dict[Path, Drafter] | None = None
+    method: Method, target: HFTarget, drafter: str | Path | Drafter | None, loaded: dict[Path, Drafter] | None = None
 ) -> Drafter:
-    """The network of a method. ``drafter``: a folder or the name of one that ships; None takes the method's own.
+    """The network of a method. ``drafter``: a folder, the name of one that ships, or a network that is loaded already;
+    None takes the method's own.
 
     ``loaded``: drafters of this target by folder, for methods that share them; a new one is added.
     Raises UserError when there is no such drafter, or it does not fit the target or the method.
     """
     from secondguess.drafter.shipped import find_drafter
 
-    folder = find_drafter(drafter, method.name, target.embedding)
-    loaded = {} if loaded is None else loaded
-    if folder not in loaded:
-        loaded[folder] = _load_packed(folder, target)
-    config = loaded[folder].config
+    if drafter is None or isinstance(drafter, str | Path):
+        folder = find_drafter(drafter, method.name, target.embedding)
+        loaded = {} if loaded is None else loaded
+        if folder not in loaded:
+            loaded[folder] = _load_packed(folder, target)
+        network, name = loaded[folder], f"drafter {folder}"
+    else:
+        network, name = drafter, "this drafter"
+    config = network.config
     tree = method.tree_for(config)
     if tree.num_reconsider and tree.reconsider.query_slot == "self_query" and not config.has_self_query:
-        raise UserError(f"drafter {folder} has no self-query, so it cannot reconsider: use eagle3.1 or a pr drafter")
+        raise UserError(f"{name} has no self-query, so it cannot reconsider: use eagle3.1 or a pr drafter")
     if tree.offer_width > config.draft_vocab_size:
-        raise UserError(f"offer_width must be at most {config.draft_vocab_size}, the vocabulary of {folder}")
-    return loaded[folder]
+        raise UserError(f"offer_width must be at most {config.draft_vocab_size}, the vocabulary of {name}")
+    return network
 
 
 def _load_packed(folder: Path, target: HFTarget) -> Drafter:

@@ -19,6 +19,7 @@ from secondguess.bench.store import Store
 from secondguess.bench.tasks import TaskPrompt
 from secondguess.commands.conversations import encode_all
 from secondguess.config import TreeConfig
+from secondguess.drafter.checkpoint import weights_digest
 from secondguess.drafter.shipped import find_drafter, shipped_for
 from secondguess.engine.thread import run
 from secondguess.errors import UserError
@@ -94,7 +95,5 @@ def drafter_digests(bench: Bench, drafter: str | None) -> dict[str, str]:
     digests = {}
     for method, llm in bench.llms.items():
         if method.has_drafter:
-            folder = run(find_drafter, drafter, method.name, llm.target.embedding)
-            files = sorted(folder.rglob("*.safetensors"))
-            digests[method.name] = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+            digests[method.name] = weights_digest(run(find_drafter, drafter, method.name, llm.target.embedding))
     return digests

@@ -11,7 +11,7 @@ from secondguess.bench.acceptance import Tally, count, measure
 from secondguess.bench.metrics import is_looping
 from secondguess.bench.plan import shape
 from secondguess.bench.tasks import TaskPrompt
-from secondguess.commands.recordings import recordings, replay_all
+from secondguess.commands.recordings import recordings, replay_all, speculators_of
 from secondguess.engine.cycle import CycleTrace
 from secondguess.methods import Method
 from secondguess.target.hf import HFTarget
@@ -34,7 +34,8 @@ def evaluate(
     rows = []
     for recording in recordings(args, target, methods, prompts, console):
         tallies = {m: [Tally(is_looping(t.answer_ids)) for t in recording.transcripts] for m in methods}
-        replay_all(args, target, methods, recording, partial(tally, tallies), console)
+        speculators = speculators_of(args, target, methods, recording)
+        replay_all(target, speculators, recording, args.batch_size, partial(tally, tallies), console)
         names = [p.task for p in recording.prompts]
         tasks = [[i for i, name in enumerate(names) if name == task] for task in dict.fromkeys(names)]
         if len(tasks) > 1:

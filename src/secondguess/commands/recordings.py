@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +16,7 @@ from secondguess.commands.conversations import encode_all, transcribe
 from secondguess.commands.progress import progress
 from secondguess.drafter.model import Drafter
 from secondguess.engine.cycle import CycleTrace
-from secondguess.engine.speculate import Draw
+from secondguess.engine.speculate import Draw, Speculator
 from secondguess.engine.thread import run
 from secondguess.errors import UserError
 from secondguess.methods import Method, make_speculator
@@ -62,23 +62,30 @@ def recordings(
         yield Recording(temperature, args.seed, encoded, transcribe(target, encoded, params, args.batch_size, console))
 
 
+def speculators_of(
+    args: argparse.Namespace, target: HFTarget, methods: Sequence[Method], recording: Recording
+) -> dict[Method, Speculator]:
+    """Room for ``args.batch_size`` texts each; all with a drafter take ``args.drafter``."""
+    loaded: dict[Path, Drafter] = {}
+    given = {m: args.drafter if m.has_drafter else None for m in methods}
+    size, columns = args.batch_size, recording.num_columns
+    return {m: run(make_speculator, m, target, given[m], size, columns, loaded) for m in methods}
+
+
 def replay_all(
-    args: argparse.Namespace,
     target: HFTarget,
-    methods: Sequence[Method],
+    speculators: Mapping[Method, Speculator],
     recording: Recording,
+    batch_size: int,
     listen: Listener,
     console: Console,
 ) -> None:
     """Replay every method over every text. The target runs once over each, whatever the number of methods."""
-    drawn, size = recording.drawn, args.batch_size
-    given = {m: args.drafter if m.has_drafter else None for m in methods}
-    loaded: dict[Path, Drafter] = {}
-    speculators = {m: run(make_speculator, m, target, given[m], size, recording.num_columns, loaded) for m in methods}
+    drawn = recording.drawn
     with progress(console) as bar:
-        task = bar.add_task("replay", total=len(drawn) * len(methods))
-        for start in range(0, len(drawn), size):
-            texts = [run(read, target, t, draw) for t, draw in drawn[start : start + size]]
+        task = bar.add_task("replay", total=len(drawn) * len(speculators))
+        for start in range(0, len(drawn), batch_size):
+            texts = [run(read, target, t, draw) for t, draw in drawn[start : start + batch_size]]
             for method, speculator in speculators.items():
                 run(replay, speculator, texts, shifted(listen, method, start))
                 bar.advance(task, len(texts))

@@ -10,7 +10,7 @@ from secondguess.atomic import writing
 from secondguess.bench.plan import shape
 from secondguess.bench.tasks import TaskPrompt
 from secondguess.bench.trace import Tracer
-from secondguess.commands.recordings import recordings, replay_all
+from secondguess.commands.recordings import recordings, replay_all, speculators_of
 from secondguess.methods import Method
 from secondguess.target.hf import HFTarget
 
@@ -26,7 +26,8 @@ def trace(
     with writing(args.out) as temporary, temporary.open("w", encoding="utf-8") as file:
         for recording in recordings(args, target, methods, prompts, console):
             tracer = Tracer(file, recording.prompts, recording.temperature, cache(target.tokenizer.decode))
-            replay_all(args, target, methods, recording, tracer.listen, console)
+            speculators = speculators_of(args, target, methods, recording)
+            replay_all(target, speculators, recording, args.batch_size, tracer.listen, console)
             rows += [
                 {
                     "method": m.typed,

@@ -23,27 +23,37 @@ DEFAULT_TASKS = ("gsm8k", "mt_bench", "humaneval")
 def add_workload(parser: argparse.ArgumentParser, more: str, method: str = "ar,eagle3.1,pr") -> None:
     """``more`` is what the help of ``--method`` adds, ``method`` its default."""
     add, words, floats = parser.add_argument, comma_separated(str), comma_separated(float)
-    add("target", metavar="TARGET", help="folder, hub id, .gguf file, or smollm2-135m")
+    add_target(parser)
     methods = f"comma-separated: {', '.join(METHODS)}, with settings if wanted (pr:m=0); {more}"
     add("--method", default=method, help=f"{methods} (default: {method})")
     tasks = f"comma-separated: {', '.join(TASKS)}, or paths of JSONL files"
     add("--tasks", type=words, default=DEFAULT_TASKS, help=f"{tasks} (default: {','.join(DEFAULT_TASKS)})")
-    add(
-        "--data-dir",
-        type=Path,
-        help=f"folder of the named tasks' files (default: what {DATA_VARIABLE} names, else the hub)",
-    )
     add("--limit", type=int, metavar="INT", help="prompts per task, evenly spaced, shifted by the seed (default: all)")
-    add("--max-new-tokens", type=int, default=128, metavar="INT", help="new tokens at most (default: 128)")
+    add_texts(parser)
     budget = "draft tokens verified per cycle; auto: as many as pay, bench only (default: 48)"
     budgets = comma_separated(either(int, "auto"))
     add("--budget", dest="budgets", type=budgets, default=(48,), metavar="INT or auto,...", help=budget)
     baseline = "each with its own baseline (default: 0)"
     add("--temperature", dest="temperatures", type=floats, default=(0.0,), metavar="FLOAT,...", help=baseline)
-    add("--seed", type=int, default=0, metavar="INT", help="of all draws; each prompt has its own from it (default: 0)")
     add("--drafter", help="folder, or name of one that ships (default: the one named like the method)")
-    add_dtype(parser)
     add_dataclass(parser, TreeConfig, ("grow_width", "offer_width", "num_steps", "num_reconsider"))
+
+
+def add_target(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("target", metavar="TARGET", help="folder, hub id, .gguf file, or smollm2-135m")
+
+
+def add_texts(parser: argparse.ArgumentParser) -> None:
+    """Where prompts come from, and what fixes the texts that are written to them."""
+    add = parser.add_argument
+    add(
+        "--data-dir",
+        type=Path,
+        help=f"folder of the named tasks' files (default: what {DATA_VARIABLE} names, else the hub)",
+    )
+    add("--max-new-tokens", type=int, default=128, metavar="INT", help="new tokens at most (default: 128)")
+    add("--seed", type=int, default=0, metavar="INT", help="of all draws; each prompt has its own from it (default: 0)")
+    add_dtype(parser)
 
 
 def add_replay_batch(parser: argparse.ArgumentParser) -> None:
@@ -63,18 +73,23 @@ def check(args: argparse.Namespace) -> tuple[list[Method], list[TaskPrompt]]:
     """Find every mistake that can be found before the target is loaded."""
     from secondguess.bench.plan import line_up
 
-    for name in ("batch_size", "limit", "rounds"):
-        if getattr(args, name, None) is not None and getattr(args, name) < 1:
-            raise UserError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(args, name)}")
-    if args.batch_size > MAX_BATCH:
-        raise UserError(f"--batch-size must be at most {MAX_BATCH}, got {args.batch_size}")
-    for temperature in args.temperatures:
-        SamplingParams(temperature=temperature, seed=args.seed, max_tokens=args.max_new_tokens)
+    check_numbers(args)
     trees = [from_args(TreeConfig, args, budget=budget) for budget in args.budgets]
     methods = line_up(split_methods(args.method), trees)
     for tree in trees:
         refuse_unused(methods, tree)
     return methods, load_tasks(args.tasks, args.data_dir, args.limit, args.seed)
+
+
+def check_numbers(args: argparse.Namespace) -> None:
+    """Counts, temperatures and what else fixes the texts, as far as a command has them."""
+    for name in ("batch_size", "limit", "live_limit", "rounds"):
+        if getattr(args, name, None) is not None and getattr(args, name) < 1:
+            raise UserError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(args, name)}")
+    if args.batch_size > MAX_BATCH:
+        raise UserError(f"--batch-size must be at most {MAX_BATCH}, got {args.batch_size}")
+    for temperature in args.temperatures or (0.0,):
+        SamplingParams(temperature=temperature, seed=args.seed, max_tokens=args.max_new_tokens)
 
 
 def check_drafting(args: argparse.Namespace) -> tuple[list[Method], list[TaskPrompt]]:

@@ -76,6 +76,12 @@ def offered(target_ids: Tensor, vocab_size: int) -> Tensor:
     return torch.zeros(vocab_size, dtype=torch.bool).index_fill(0, target_ids, True)
 
 
+def weights_digest(folder: Path) -> str:
+    """SHA-256 of a checkpoint's weight files."""
+    files = sorted(folder.rglob("*.safetensors"))
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+
+
 def load_drafter(folder: Path, embedding: Tensor, target_num_layers: int) -> Drafter:
     """Read a checkpoint for the target whose ``embedding`` [vocabulary, hidden] is given; parameters in its dtype.
 

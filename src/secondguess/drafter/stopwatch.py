@@ -14,7 +14,7 @@ import torch
 
 from secondguess.config import Reconsider, TreeConfig
 from secondguess.drafter.adaptive import AdaptiveSpeculator
-from secondguess.drafter.model import NUM_TAPS, Drafter
+from secondguess.drafter.model import Drafter
 from secondguess.drafter.speculator import Slot
 from secondguess.engine.costs import CostModel, Curve
 from secondguess.engine.cycle import Batch, Engine, run_cycle
@@ -114,7 +114,7 @@ def time_cycle(engine: Engine, speculator: AdaptiveSpeculator, num_requests: int
     spec = engine.target.spec
     ids_T = torch.arange(CONTEXT + 1) * 7919 % spec.vocab_size  # any text will do
     request = Request(tuple(ids_T.tolist()), SamplingParams(ignore_eos=True))
-    taps_1LH = torch.zeros(1, NUM_TAPS, spec.hidden_size, dtype=spec.dtype, device=spec.device)
+    taps_1LH = torch.zeros(1, len(spec.tap_layers), spec.hidden_size, dtype=spec.dtype, device=spec.device)
     sequences = []
     for slot in range(num_requests):
         speculator.slots[slot] = Slot(CONTEXT - 1, ids_T[-1:].to(spec.device), taps_1LH)

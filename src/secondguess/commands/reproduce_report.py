@@ -1,0 +1,89 @@
+"""The report of ``secondguess reproduce``: a folder with HTML, Markdown, CSV, JSON and plots."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+
+from secondguess.atomic import replacing
+from secondguess.bench.paper import PAPER
+from secondguess.commands.record import passport, write_json
+from secondguess.commands.reproduce_steps import PICTURE
+from secondguess.reproduce.html import html
+from secondguess.reproduce.layout import Report, chapters, differences, headline, tally
+from secondguess.reproduce.markdown import markdown
+from secondguess.reproduce.outcome import Outcome
+from secondguess.reproduce.world import World, figures_folder
+
+FIGURES = ("figure1a.png", "figure1b.png", PICTURE)  # of a diagnosis
+
+
+def write_report(world: World, outcomes: Sequence[Outcome], complaints: Sequence[str]) -> Report:
+    folder = world.args.out
+    rows = [row for o in outcomes for row in o.rows()]
+    write_json(folder / "cells.json", world.record, "rows", rows)
+    with replacing(folder / "cells.csv") as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+    report = make_report(world, outcomes, complaints, draw(outcomes, folder))
+    for name, text in (("report.md", markdown(report)), ("report.html", html(report, folder))):
+        with replacing(folder / name) as temporary:
+            temporary.write_text(text, encoding="utf-8")
+    return report
+
+
+def make_report(
+    world: World, outcomes: Sequence[Outcome], complaints: Sequence[str], pictures: Mapping[str, list[str]]
+) -> Report:
+    lead = [tally(outcomes), headline(outcomes), how(world), *complaints]
+    return Report(
+        title=f"The paper's tables (arXiv 2611.05724) on {world.args.target}",
+        passport=passport(world.record),
+        lead=[paragraph for paragraph in lead if paragraph],
+        chapters=chapters(outcomes, pictures),
+        notes=differences(outcomes, held(world)),
+    )
+
+
+def how(world: World) -> str:
+    a = world.args
+    return (
+        f"Tau comes from replay: drafters run over texts that plain decoding wrote once, of at most {a.limit} prompts "
+        f"a task and {a.max_new_tokens} new tokens. Speedups and milliseconds come from live decoding of "
+        f"{a.live_limit} prompts a task (as many as a batch takes, if that is more), on which plain decoding and all "
+        "methods take turns. Prompts whose plain text repeats itself (over half of its 4-grams occurred in it before) "
+        "are left out; with_loops in cells.json is with them. Intervals are 95 %: bootstrap over prompts, or groups "
+        "decoded together (none for fewer than 5), and Wilson's of shares. A gain or share contradicts the paper if "
+        "its interval lies on the other side of no difference, or wholly outside of half to twice the paper's."
+    )
+
+
+def held(world: World) -> dict[str, str]:
+    a, machine = world.args, world.record["machine"]
+    return {
+        "target": a.target,
+        "drafters": "drafters of another training",
+        "texts": f"at most {a.limit} prompts a task ({a.live_limit} for time), {a.max_new_tokens} new tokens",
+        "machine": f"{a.dtype} on {', '.join(machine['gpus']) or machine['cpu']}",
+    }
+
+
+def draw(outcomes: Sequence[Outcome], folder: Path) -> dict[str, list[str]]:
+    """Make plots of gains, find those of diagnoses: names of files in ``folder`` by table."""
+    from secondguess.commands.plot_gains import draw_gains
+    from secondguess.commands.plots import save
+
+    pictures: dict[str, list[str]] = {}
+    for table, group in groupby(outcomes, lambda o: o.cell.place.table):
+        part = list(group)
+        if figure := draw_gains(part, PAPER[table].title):
+            save(figure, folder, f"gains-{table}")
+            pictures[table] = [f"gains-{table}.png"]
+        if table == "figure1":
+            measured = [m for o in part if o.value for m in o.cell.ours]
+            names = [f"{figures_folder(m)}/{name}" for m in dict.fromkeys(measured) for name in FIGURES]
+            pictures[table] = [name for name in names if (folder / name).is_file()]
+    return pictures

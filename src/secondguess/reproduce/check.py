@@ -1,0 +1,31 @@
+"""Does a second measurement agree with the first? Pure functions."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from secondguess.errors import UserError
+from secondguess.reproduce.estimate import Value
+from secondguess.reproduce.outcome import Outcome
+
+SHARE = 0.1
+ROUNDING = 1e-9  # of sums in another order
+
+
+def sample(found: Sequence[Outcome], seed: int) -> list[Outcome]:
+    """A tenth of the cells that can be checked, one at least. Raises UserError when there are none.
+
+    A time without an interval cannot: it is never the same twice.
+    """
+    able = [o for o in found if o.value and o.cell.ours and (o.value.low is not None or o.cell.ours[0].kind != "live")]
+    if not able:
+        raise UserError("nothing to check: no cell with an interval has been measured with these settings")
+    chosen = random.Random(seed).sample(range(len(able)), max(1, round(SHARE * len(able))))
+    return [able[i] for i in sorted(chosen)]
+
+
+def agrees(first: Value, second: Value | None) -> bool:
+    """The second number lies in the first one's interval, or is the same where there is none."""
+    low, high = (first.low, first.high) if first.low is not None and first.high is not None else (first.value,) * 2
+    return second is not None and low - ROUNDING <= second.value <= high + ROUNDING

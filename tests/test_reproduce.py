@@ -1,0 +1,353 @@
+"""Reproduction: the paper's numbers, cells that share measurements, estimates by hand, contradictions, the report."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from statistics import mean
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from secondguess.bench.paper import AVERAGE, PAPER, TASK_OF
+from secondguess.bench.tasks import ORDER
+from secondguess.config import TreeConfig
+from secondguess.errors import UserError
+from secondguess.methods import parse_method
+from secondguess.reproduce.arms import ARMS, NOT_BUILT, parse_arms
+from secondguess.reproduce.cells import At, Cell, Measurement, Place
+from secondguess.reproduce.check import agrees, sample
+from secondguess.reproduce.estimate import MIN_UNITS, Value, diagnosed, estimate
+from secondguess.reproduce.html import html
+from secondguess.reproduce.layout import Report, chapters, differences, headline, tally
+from secondguess.reproduce.markdown import markdown
+from secondguess.reproduce.outcome import YET, Outcome, contradiction, outcomes, published
+from secondguess.reproduce.parts import Scope
+from secondguess.reproduce.plan import distinct, jobs_of, measured_costs, words
+from secondguess.reproduce.records import LIVE_COLUMNS, REPLAY_COLUMNS, Record
+from secondguess.reproduce.tables import BUILDERS, cells_of
+
+WHOLE = Scope(dict.fromkeys(ORDER, 100), {}, {})
+PAIRS = {  # rows that gain over others, with the columns of tables that print averages
+    "table1": ("PR", "EAGLE-3.1"),
+    "table3": ("PR", "EAGLE-3.1"),
+    "table4": ("+ advance 3 more", "EAGLE-3.1"),
+    "table6": ("HASS + PR", "HASS"),
+}
+
+
+# ---- the paper
+
+
+@pytest.mark.parametrize("table", PAIRS)
+def test_the_papers_averages_are_those_of_its_columns(table: str) -> None:
+    numbers = PAPER[table].numbers
+    for row, _, quantity in numbers:
+        if not quantity.endswith(" gain"):
+            each = [v for (r, column, q), v in numbers.items() if (r, q) == (row, quantity) and column != AVERAGE]
+            assert numbers[row, AVERAGE, quantity] == pytest.approx(mean(each), abs=0.0101), (row, quantity)
+
+
+def test_the_papers_gains_are_those_of_its_rows() -> None:
+    numbers = PAPER["table1"].numbers
+    for column in (*TASK_OF, AVERAGE):
+        for quantity in ("tau", "speedup"):
+            ratio = numbers["PR", column, quantity] / numbers["EAGLE-3.1", column, quantity]
+            assert numbers["PR over EAGLE-3.1", column, f"{quantity} gain"] == pytest.approx(ratio - 1, abs=6e-4)
+    assert len(numbers) == 3 * 8 * 2
+
+
+def test_numbers_that_the_paper_says_in_words() -> None:
+    controls = PAPER["table4"].numbers
+    for row, gain in (("+ advance 3 more", 0.017), ("widen to B_w = 9", 0.010)):
+        assert controls[f"{row} over EAGLE-3.1", AVERAGE, "tau gain"] == pytest.approx(gain, abs=6e-4)
+    costs = PAPER["table9"].numbers
+    for column in ("B = 24", "B = 48"):
+        ratio = costs["PR", column, "cycle ms"] / costs["EAGLE-3.1", column, "cycle ms"]
+        assert costs["PR / EAGLE-3.1", column, "cycle ratio"] == pytest.approx(ratio, abs=6e-4)
+        assert costs["3 serial passes a draft", column, "bound"] == (8 + 3) / 8
+
+
+def test_table_7_adds_up() -> None:
+    pool = {key[:2]: v for key, v in PAPER["table7"].numbers.items() if key[2] == "pool"}
+    for row in dict.fromkeys(row for row, _ in pool):
+        parts = [v for (r, column), v in pool.items() if r == row and column != "target all"]
+        assert pool[row, "target all"] == pytest.approx(sum(parts), abs=1.1e-3)
+    assert pool["drafter all", "target all"] == 1
+
+
+# ---- cells
+
+
+def test_every_number_of_the_paper_has_a_cell() -> None:
+    found = published(cells_of("all", WHOLE))
+    assert len(found) == sum(len(table.numbers) for table in PAPER.values())
+    place = next(p for p in found if p[2:] == ("PR", "GSM8K", "tau") and p.table == "table1")
+    assert (place.part, found[place]) == ("B = 24, T = 0", 4.73)
+    assert BUILDERS.keys() == PAPER.keys()
+
+
+def test_cells_stand_in_different_places_and_can_all_be_measured() -> None:
+    cells = cells_of("all", WHOLE)
+    assert len({cell.place for cell in cells}) == len(cells)
+    for cell in cells:
+        assert bool(cell.ours) + bool(cell.why) + (cell.known is not None) == 1, cell.place
+        for m in cell.measurements:
+            parse_method(m.variant.method, TreeConfig(budget=m.at.budget))
+
+
+def test_tables_share_measurements() -> None:
+    def asked(table: str, row: str, column: str, quantity: str) -> tuple[Measurement, ...]:
+        [cell] = [
+            cell
+            for cell in cells_of(table, WHOLE)
+            if cell.place[2:] == (row, column, quantity) and "48" in cell.place.part + cell.place.row
+            and "T = 0" in cell.place.part and "at" not in cell.place.part
+        ]  # fmt: skip
+        return cell.ours
+
+    tau = asked("table1", "EAGLE-3.1", "GSM8K", "tau")
+    assert tau == asked("table3", "EAGLE-3.1", "GSM8K", "tau") == asked("table5", "B = 48", "EAGLE-3.1", "tau")
+    speed = asked("table1", "PR", "LCB", "speedup")
+    assert speed == asked("table2", "LCB, PR", "n = 1", "speedup") == asked("table3", "PR", "LCB", "speedup")
+    everything = cells_of("all", WHOLE)
+    alone = sum(len(distinct(cells_of(table, WHOLE))) for table in PAPER)
+    assert len(distinct(everything)) < alone
+
+
+def test_jobs_take_every_measurement_once_and_share_texts() -> None:
+    asked = distinct(cells_of("all", WHOLE))
+    jobs = jobs_of(asked)
+    assert sorted(map(str, (m for job in jobs for m in job.measurements))) == sorted(map(str, asked))
+    for job in jobs:
+        shared = {(m.kind, m.tasks, m.at.temperature, m.at.batch_size) for m in job.measurements}
+        assert shared == {(job.kind, job.tasks, job.temperature, job.batch_size)}
+    assert len(jobs) == len({(j.kind, j.tasks, j.temperature, j.batch_size) for j in jobs})
+    kinds = [job.kind for job in jobs]
+    assert kinds == sorted(kinds, key=("replay", "diagnosis", "live").index)
+
+
+def test_what_is_lacking_is_said_and_averages_go_on_without_it() -> None:
+    scope = Scope({"gsm8k": 5, "mbpp": 50}, {t: f"no {t}" for t in ORDER}, {"hass": "no hass", "no-balance": "no arm"})
+    cells = {cell.place: cell for cell in cells_of("all", scope)}
+    at = {place[:1] + place[2:]: cell for place, cell in cells.items() if "B = 48" in place.part}
+    assert at["table3", "PR", "LCB", "tau"].why == "no livecodebench"
+    assert [m.tasks for m in at["table3", "PR", AVERAGE, "tau"].ours] == [("gsm8k",), ("mbpp",)]
+    assert at["table3", "PR, no balance term", "GSM8K", "tau"].why == "no arm"
+    assert at["table6", "HASS + PR over HASS", "GSM8K", "tau gain"].why == "no hass"
+    assert at["table6", "HASS + PR", "GSM8K", "tau"].ours
+    assert at["table2", "GSM8K, PR", "n = 4", "speedup"].ours
+    assert at["table2", "GSM8K, PR", "n = 8", "speedup"].why == "there are not 8 prompts to decode together"
+
+
+def test_budgets_and_temperatures_in_place_of_the_papers() -> None:
+    cells = cells_of("all", replace(WHOLE, budgets=(8,), temperatures=(0.0, 1.0)))
+    assert {m.at.budget for m in distinct(cells)} == {8}
+    assert {m.at.temperature for m in distinct(cells)} == {0.0, 1.0}
+    found = published(cells_of("table4", replace(WHOLE, budgets=(8,))))
+    assert {place.part for place in found} == {"B = 8, T = 1"}  # beside the only part that there is
+
+
+@pytest.mark.parametrize(
+    ("texts", "said"),
+    [
+        (["pr"], "give NAME=FOLDER"),
+        (["pr="], "give NAME=FOLDER"),
+        (["has=x"], "unknown name; did you mean hass?"),
+        (["two-layer=x"], "unknown name"),
+        (["pr=a", "pr=b"], "--arm pr is given twice"),
+    ],
+)
+def test_arms_that_are_refused(texts, said) -> None:
+    with pytest.raises(UserError, match=said.replace("?", r"\?")):
+        parse_arms(texts)
+
+
+def test_arms_with_equals_signs_in_their_folders() -> None:
+    assert {name: str(folder) for name, folder in parse_arms(["hass+pr=a=b"]).items()} == {"hass+pr": "a=b"}
+    assert ARMS.keys() > NOT_BUILT.keys()
+
+
+# ---- estimates
+
+
+def replayed(*units: tuple[int, int, int]) -> Record:
+    return Record(2.0, sum(u[1] for u in units), REPLAY_COLUMNS, [list(u) for u in units])
+
+
+def test_estimates_equal_hand_computed_ones() -> None:
+    ours = [replayed((0, 30, 10), (0, 10, 10), (1, 90, 10)), replayed((0, 8, 2))]
+    theirs = [replayed((0, 20, 10), (0, 20, 20), (1, 10, 10)), replayed((0, 4, 2))]
+    tau = estimate("tau", ours, ())
+    assert tau is not None
+    assert (tau.value, tau.low, tau.high, tau.num_units, tau.num_tasks) == (3.0, None, None, 3, 2)
+    assert tau.with_loops == pytest.approx((130 / 30 + 4) / 2)
+    gain = estimate("tau gain", ours, theirs)
+    assert gain is not None
+    assert gain.value == pytest.approx(3.0 / ((40 / 30 + 2) / 2) - 1)
+
+
+def test_times_equal_hand_computed_ones() -> None:
+    ours = [Record(1.0, 30, LIVE_COLUMNS, [[0, 20, 1.0, 20, 3.0, 8], [0, 10, 0.5, 10, 1.5, 4]])]
+    theirs = [Record(1.0, 30, LIVE_COLUMNS, [[0, 20, 2.0, 20, 3.0, 10], [0, 10, 1.0, 10, 1.5, 5]])]
+    for quantity, expected in (("speedup", 3.0), ("cycle ms", 125.0)):
+        found = estimate(quantity, ours, ())
+        assert found is not None
+        assert found.value == pytest.approx(expected)
+    gain, ratio = estimate("speedup gain", ours, theirs), estimate("cycle ratio", ours, theirs)
+    assert gain is not None
+    assert ratio is not None
+    assert (gain.value, ratio.value) == pytest.approx((1.0, 125 / 200))
+
+
+def test_a_task_whose_texts_all_loop_is_left_out() -> None:
+    found = estimate("tau", [replayed((1, 90, 10)), replayed((0, 8, 2))], ())
+    assert found == Value(4.0, None, None, 1, 1, 6.5)
+    assert estimate("tau", [replayed((1, 90, 10))], ()) is None
+    assert estimate("tau", [replayed((0, 0, 0))], ()) is None
+
+
+units = st.lists(st.tuples(st.just(0), st.integers(10, 40), st.integers(5, 10)), min_size=MIN_UNITS, max_size=12)
+
+
+@given(units)
+def test_intervals_hold_their_numbers(rows) -> None:
+    found = estimate("tau", [replayed(*rows)], ())
+    assert found is not None
+    assert found.low is not None
+    assert found.high is not None
+    each = [emitted / cycles for _, emitted, cycles in rows]
+    assert min(each) - 1e-9 <= found.low <= found.high <= max(each) + 1e-9
+    same = estimate("tau gain", [replayed(*rows)], [replayed(*rows)])
+    assert same is not None
+    assert (same.value, same.low, same.high) == (0.0, 0.0, 0.0)
+
+
+def test_shares_of_a_diagnosis_are_found_by_place() -> None:
+    share = {"share": 0.25, "low": 0.2, "high": 0.3, "hits": 1, "count": 4}
+    none = dict.fromkeys(share) | {"count": 0}
+    found = {
+        "figure1a": [{"low": b / 10, "high": (b + 1) / 10, "true": share if b == 9 else none} for b in range(10)],
+        "table7": [
+            {"drafter": d, "target": t, "pool": share if (d, t) == ("< 0.5", ">= 0.9") else none, "recovered": none}
+            for d in ("< 0.5", "0.5-0.9", ">= 0.9", "all")
+            for t in ("< 0.5", "0.5-0.9", ">= 0.9", "all")
+        ],
+    }
+    cells = cells_of("figure1", WHOLE) + cells_of("table7", WHOLE)
+    there = {cell.place[2:] for cell in cells if diagnosed(cell.place, found)}
+    assert there == {
+        ("drafter 0.9-1.0", "accepted", "share"),
+        ("drafter < 0.5, target >= 0.9", "rejected", "share"),
+        ("drafter < 0.5", "target >= 0.9", "pool"),
+    }
+
+
+def test_costs_come_from_what_was_measured() -> None:
+    replay, live = (Measurement(kind, ARMS["pr"], ("gsm8k",), At(48, 0.0)) for kind in ("replay", "live"))
+    records = {
+        replay: Record(2.0, 40, REPLAY_COLUMNS, [[0, 40, 20]]),
+        live: Record(6.0, 60, LIVE_COLUMNS, [[0, 60, 5.0, 50, 10.0, 30]]),
+    }
+    costs = measured_costs(records)
+    assert costs is not None
+    assert (costs.plain, costs.replay, costs.live) == (0.2, 0.05, 0.1)
+    assert measured_costs({replay: records[replay]}) is None
+    assert [words(s) for s in (5, 89, 90, 5399, 7200)] == ["5 s", "89 s", "2 min", "90 min", "2.0 h"]
+
+
+# ---- contradictions
+
+
+@pytest.mark.parametrize(
+    ("quantity", "low", "high", "paper", "said"),
+    [
+        ("tau gain", -0.03, -0.01, 0.07, "the sign differs"),
+        ("tau gain", 0.01, 0.03, -0.009, "the sign differs"),
+        ("tau gain", -0.03, 0.01, 0.07, "outside"),  # at most a seventh of it
+        ("tau gain", -0.03, 0.04, 0.07, ""),
+        ("tau gain", 0.15, 0.20, 0.07, "outside"),
+        ("tau gain", 0.13, 0.20, 0.07, ""),
+        ("tau gain", -0.012, -0.005, -0.009, ""),
+        ("tau gain", -0.05, -0.02, -0.009, "outside"),
+        ("cycle ratio", 1.05, 1.09, 1.022, "outside"),
+        ("cycle ratio", 1.00, 1.02, 1.022, ""),
+        ("recovered", 0.06, 0.09, 0.285, "outside"),
+        ("tau", 1.0, 1.1, 4.7, ""),  # another model's
+        ("tau gain", None, None, 0.07, ""),
+        ("tau gain", 0.2, 0.3, None, ""),
+    ],
+)
+def test_contradictions(quantity, low, high, paper, said) -> None:
+    found = contradiction(quantity, Value(0.0, low, high, 9), paper)
+    assert found.startswith(said)
+    assert bool(found) == bool(said)
+
+
+def planted() -> list[Outcome]:
+    """Table 1 at B = 24 and T = 0 on one task, where PR loses a tenth of its tokens to EAGLE-3.1."""
+    scope = Scope({"gsm8k": 60}, {t: f"no {t}" for t in ORDER}, {}, (24,), (0.0,))
+    cells = cells_of("table1", scope)
+    rng = random.Random(0)
+    base = [(0, rng.randrange(190, 210), 100) for _ in range(40)]
+    worse = [(0, emitted - 20, cycles) for _, emitted, cycles in base]
+    rows = {"pr": worse, "eagle3.1": base}
+    return outcomes(cells, {m: replayed(*rows[m.variant.drafter]) for m in distinct(cells) if m.kind == "replay"})
+
+
+def test_a_planted_contradiction_is_found_and_explained() -> None:
+    found = planted()
+    differing = {o.cell.place[2:]: o.differs for o in found if o.differs}
+    assert differing == {
+        ("PR over EAGLE-3.1", "GSM8K", "tau gain"): "the sign differs",
+        ("PR over EAGLE-3.1", AVERAGE, "tau gain"): "the sign differs",
+    }
+    assert any(o.why == YET for o in found)
+    notes = differences(found, {"target": "mine", "drafters": "drafters of another training"})
+    assert notes[0].startswith("Table 1, B = 24, T = 0: PR over EAGLE-3.1, GSM8K, tau gain: here -10.")
+    assert "paper +7.3%: the sign differs. Held different: target mine (paper: Llama-3.1-8B);" in notes[0]
+    assert "average over 1 of 7 tasks" in notes[1]
+    assert "2 contradict it" in tally(found)
+    assert headline(found).startswith("PR over EAGLE-3.1, averages over tasks: tau -10.")
+
+
+def test_a_planted_contradiction_is_highlighted(tmp_path) -> None:
+    found = planted()
+    report = Report("T", "`made`", ["a < b"], chapters(found, {}), differences(found, {"target": "mine"}))
+    page, text = html(report, tmp_path), markdown(report)
+    assert page.count('<div class="differs">') == 2
+    assert '<a href="#note1">(1)</a>' in page
+    assert '<li id="note1">Table 1' in page
+    assert "a &lt; b" in page
+    assert text.count("** (1)") == text.count("** (2)") == 1
+    assert "\n1. Table 1, B = 24" in text
+    paper_row = next(line for line in text.splitlines() if line.startswith("| EAGLE-3.1 | paper |"))
+    assert paper_row.startswith("| EAGLE-3.1 | paper | 4.41 / 1.90x | 4.70 / 2.14x |")
+    assert "- `-` not measured: no mbpp" in text
+
+
+# ---- checking
+
+
+def outcome(kind, low, high) -> Outcome:
+    cell = Cell(Place("t", "p", "r", "c", "tau"), (Measurement(kind, ARMS["pr"], ("gsm8k",), At(48, 0.0)),))
+    return Outcome(cell, Value(1.0, low, high, 9), "", None)
+
+
+def test_a_tenth_of_what_can_be_checked_is_sampled() -> None:
+    found = [outcome("replay", None, None)] * 10 + [outcome("live", None, None)] * 50 + [outcome("live", 0.9, 1.1)] * 20
+    chosen = sample(found, 1)
+    assert len(chosen) == 3
+    assert all(o.cell.ours[0].kind == "replay" or o.value.low for o in chosen)  # type: ignore[union-attr]
+    assert sample(found, 1) == chosen
+    with pytest.raises(UserError, match="nothing to check"):
+        sample([outcome("live", None, None)], 0)
+
+
+def test_agreement() -> None:
+    assert agrees(Value(1.0, 0.9, 1.1, 9), Value(1.1, 0, 0, 9))
+    assert not agrees(Value(1.0, 0.9, 1.1, 9), Value(1.2, 0, 0, 9))
+    assert agrees(Value(1.0, None, None, 2), Value(1.0, None, None, 2))
+    assert not agrees(Value(1.0, None, None, 2), Value(1.01, None, None, 2))
+    assert not agrees(Value(1.0, 0.9, 1.1, 9), None)
