@@ -327,4 +327,4 @@ def test_what_is_no_prompt_is_said_in_one_line(llm: LLM, prompts, params, said: 
 
 
 def test_one_stop_string_may_be_given_alone() -> None:
-    assert SamplingParams(stop="ab").stop == SamplingParams(stop=["ab"]).stop == ("ab",)
+    assert SamplingParams(stop="ab").stop == SamplingParams(stop=["ab"]).stop == ("ab",)  # type: ignore[arg-type]
