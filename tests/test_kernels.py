@@ -61,7 +61,7 @@ def test_other_shapes_and_strides() -> None:
 def test_weights_of_llama_cpp_are_met_exactly() -> None:
     """Q8_0 is scale * number, Q4_1 scale * number + offset, the scales float16; the ends of the range are in use."""
     generator = torch.Generator().manual_seed(0)
-    scales = torch.rand(6, 4, 1, generator=generator).half().float() / 100
+    scales = (torch.rand(6, 4, 1, generator=generator) / 100).half().float()
     numbers8 = torch.randint(-127, 128, (6, 4, GROUP), generator=generator)
     numbers8[..., 0] = -127
     eight = (scales * numbers8).flatten(1)

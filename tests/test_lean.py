@@ -18,6 +18,7 @@ def run(target):
 @pytest.mark.parametrize("family", lean.FAMILIES)
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-11), (torch.float32, 1e-4)])
 def test_lean_equals_generic(family: str, dtype: torch.dtype, tolerance: float, monkeypatch) -> None:
+    monkeypatch.setattr(hf, "compiles", lambda model: False)
     fast = tiny_target(family, dtype=dtype)
     assert isinstance(fast._body.decoder, lean.LeanDecoder)
     monkeypatch.setattr(hf, "fits", lambda model: False)
