@@ -9,6 +9,10 @@
 #include <stdint.h>
 #include <string.h>
 
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
 #ifdef __AVX512F__
 enum { LANES = 16, WIDTH = 4 };  // 4 x 4 accumulators, 4 weights and a row's input fit 32 registers
 #else
@@ -25,6 +29,14 @@ typedef uint8_t ubvec __attribute__((vector_size(LANES), aligned(1), may_alias))
 
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
 #define UNROLL _Pragma("GCC unroll 32")
+// In a register from here on; else GCC loads it anew for each use, and loads are what limits the loop.
+#if defined(__AVX512F__)
+#define KEEP(v) __asm__("" : "+v"(v))
+#elif defined(__AVX2__)
+#define KEEP(v) __asm__("" : "+x"(v))
+#else
+#define KEEP(v)
+#endif
 
 int64_t block_size(void) { return BLOCK; }
 int64_t lanes(void) { return LANES; }
@@ -47,12 +59,24 @@ static void expand_bfloat16(const uint16_t *w, int64_t depth, float *out) {
     }
 }
 
+// LANES bytes as whole numbers. (GCC 12 takes them apart one by one if it is left to __builtin_convertvector.)
+#if defined(__AVX512F__)
+static ivec widen(const int8_t *p) { return (ivec)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)); }
+static ivec widen_unsigned(const uint8_t *p) { return (ivec)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p)); }
+#elif defined(__AVX2__)
+static ivec widen(const int8_t *p) { return (ivec)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)); }
+static ivec widen_unsigned(const uint8_t *p) { return (ivec)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p)); }
+#else
+static ivec widen(const int8_t *p) { return __builtin_convertvector(*(const bvec *)p, ivec); }
+static ivec widen_unsigned(const uint8_t *p) { return __builtin_convertvector(*(const ubvec *)p, ivec); }
+#endif
+
 static void expand_int8(const char *group, float *out) {
     const float *scale = (const float *)group;
     const int8_t *q = (const int8_t *)(group + 4 * BLOCK);
     for (int k = 0; k < GROUP; k++)
         for (int n = 0; n < BLOCK; n += LANES) {
-            vec value = __builtin_convertvector(*(const bvec *)(q + k * BLOCK + n), vec);
+            vec value = __builtin_convertvector(widen(q + k * BLOCK + n), vec);
             *(vec *)(out + k * BLOCK + n) = *(const vec *)(scale + n) * value;
         }
 }
@@ -62,7 +86,7 @@ static void expand_int4(const char *group, float *out) {
     const uint8_t *q = (const uint8_t *)(group + 8 * BLOCK);
     for (int k = 0; k < GROUP; k++)
         for (int n = 0; n < BLOCK / 2; n += LANES) {
-            ivec pair = __builtin_convertvector(*(const ubvec *)(q + k * BLOCK / 2 + n), ivec);
+            ivec pair = widen_unsigned(q + k * BLOCK / 2 + n);
             vec low = __builtin_convertvector(pair & 15, vec), high = __builtin_convertvector(pair >> 4, vec);
             int h = n + BLOCK / 2;
             *(vec *)(out + k * BLOCK + n) = *(const vec *)(scale + n) * low + *(const vec *)(offset + n);
@@ -91,9 +115,14 @@ ALWAYS_INLINE void tile(int rows, const float *x, int64_t K, const float *w, int
     // Flat loops, unrolled: only then do the compilers keep all sums in registers.
     vec s[ROWS * WIDTH];
     UNROLL for (int i = 0; i < rows * WIDTH; i++) s[i] = *(const vec *)(sum + i * LANES);
-    for (int64_t k = 0; k < depth; k++)
-        UNROLL for (int i = 0; i < rows * WIDTH; i++)
-            s[i] = s[i] + x[i / WIDTH * K + k] * *(const vec *)(w + k * BLOCK + i % WIDTH * LANES);
+    for (int64_t k = 0; k < depth; k++) {
+        vec wk[WIDTH];
+        UNROLL for (int p = 0; p < WIDTH; p++) {
+            wk[p] = *(const vec *)(w + k * BLOCK + p * LANES);
+            KEEP(wk[p]);
+        }
+        UNROLL for (int i = 0; i < rows * WIDTH; i++) s[i] = s[i] + x[i / WIDTH * K + k] * wk[i % WIDTH];
+    }
     UNROLL for (int i = 0; i < rows * WIDTH; i++) *(vec *)(sum + i * LANES) = s[i];
 }
 
