@@ -78,7 +78,7 @@ def parallelize(loss: nn.Module, parallel: str, device: torch.device) -> nn.Modu
     sharded = fully_shard(loss, mesh=mesh)
     sharded.set_gradient_divide_factor(1.0)  # a sum, not a mean
     sharded.set_force_sum_reduction_for_comms(True)  # gloo cannot scale
-    return sharded
+    return loss  # changed in place
 
 
 def add_gradients(parameters: Iterable[nn.Parameter]) -> None:
