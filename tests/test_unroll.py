@@ -206,7 +206,7 @@ def test_next_log_probs_are_the_text_s(setting) -> None:
     _, drafter, batch = setting
     ids, unknown = drafter.target_ids.tolist(), 0
     for step in unrolled(drafter, batch, 3):
-        logps_XV = drafter.logits(step.drafts.f_XH).log_softmax(-1)
+        logps_XV = drafter.logits(step.drafts.f_XH).log_softmax(-1).detach()
         for x, at in enumerate(step.drafts.at_X.tolist()):
             token, found = int(batch.tokens_T[at + 1]), float(step.first.next_logp_X[x])
             unknown += token not in ids
