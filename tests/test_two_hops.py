@@ -75,7 +75,11 @@ def sequence(g: torch.Generator, shares: Shares) -> tuple[torch.Tensor, torch.Te
     )
     blank = torch.tensor([BLANK])
     tokens = torch.cat([blank, values[order], read, blank])
-    return tokens, torch.cat([keys[order], tapped, blank, blank]), torch.cat([blank.expand(2 * NUM + 1), answers, blank])
+    return (
+        tokens,
+        torch.cat([keys[order], tapped, blank, blank]),
+        torch.cat([blank.expand(2 * NUM + 1), answers, blank]),
+    )
 
 
 def batch_of(drafter: Drafter, g: torch.Generator, shares: Shares) -> Batch:
