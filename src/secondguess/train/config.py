@@ -72,7 +72,8 @@ class TrainConfig:
             raise UserError(f"seed must be in [0, 2^31), got {self.seed}")
         if self.rho == 0 and self.method == "pr":
             raise UserError("rho must be above 0 for pr: no row would get a second look")
-        for name, low, high in (("accumulate", 1, 2**20), ("eval_budget", *LIMITS["budget"]), ("eval_responses", 0, 4096)):
+        ranges = (("accumulate", 1, 2**20), ("eval_budget", *LIMITS["budget"]), ("eval_responses", 0, 4096))
+        for name, low, high in ranges:
             if not low <= getattr(self, name) <= high:
                 raise UserError(f"{name} must be in [{low}, {high}], got {getattr(self, name)}")
 
