@@ -182,7 +182,8 @@ class Trainer:
             "vocabulary_coverage": round(self.coverage, 4),
             "record": {k: v for k, v in self.record.items() if k != "command"},
         }
-        save_drafter(drafter, folder, {"target": self.config.target, "method": self.config.method, "training": training})
+        notes = {"target": self.config.target, "method": self.config.method, "training": training}
+        save_drafter(drafter, folder, notes)
 
 
 def inputs(config: TrainConfig, target: HFTarget, responses: list[Response], drafter: Drafter) -> dict[str, Any]:
