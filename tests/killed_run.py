@@ -17,7 +17,7 @@ import torch
 
 from tiny_run import tiny_run
 
-ATTEMPTS = 10
+ATTEMPTS = 8
 CHANGES = {"method": "pr", "batch_size": 2, "accumulate": 2, "eval_every": 2, "save_every": 1}
 
 
@@ -48,7 +48,7 @@ def main(folder: Path) -> None:
     assert forked(folder, "whole", 100) == 0
     whole, rng, killed = time.perf_counter() - start, random.Random(), 0
     for _ in range(ATTEMPTS):
-        status = forked(folder, "killed", rng.uniform(0, whole / 2))
+        status = forked(folder, "killed", rng.uniform(0, whole / 3))
         assert status == 0 or os.WIFSIGNALED(status), status
         killed += status != 0
     assert forked(folder, "killed", 100) == 0

@@ -138,7 +138,7 @@ USAGE = [
     (["{target}", "hi", "--num-reconsider", "257"], "num_reconsider must be at most 256, got 257"),
     (["{target}", "hi", "--num-steps=64", "--grow-width=256", "--offer-width=256"], "must be below 2^20: lower one"),
     (["{target}", "hi", "--method", "pr:k=200", "--drafter", "{tiny}/drafters/pr"], "offer_width must be at most 128"),
-    (["{target}", "hi", "--method", "ar:budget=3"], "ar does not use budget, only ngram, eagle3.1, pr, hass, hass+pr do"),
+    (["{target}", "hi", "--method", "ar:budget=3"], "ar does not use budget, only ngram, eagle3.1, pr, hass, hass+pr"),
     (["{target}", "hi", "--method", "eagle3.1:m=0"], "eagle3.1 does not use num_reconsider, only pr, hass+pr do"),
     (["{target}", "hi", "--max-new-tokens", "0"], "max_tokens must be at least 1, got 0"),
     (["{target}", "hi", "--seed", "-3"], "seed must be in [0, 2^63), got -3"),

@@ -61,9 +61,13 @@ def test_rows_are_counted_as_they_are_trained() -> None:
 
 def test_a_gradient_that_is_no_number_stops_the_run(tmp_path) -> None:
     trainer = tiny_run(tmp_path, "run", method="pr")
-    spoil = trainer.learner.drafter.self_query.data
+
+    def spoil(step: int, loss: float) -> None:
+        if step == 3:
+            trainer.drafter.self_query.data.fill_(float("nan"))
+
     with pytest.raises(Diverged, match=r"the loss is nan at step 4: nothing is exported"):
-        trainer.run(lambda step, loss: spoil.fill_(float("nan")) if step == 3 else None)
+        trainer.run(spoil)
     assert trainer.step == 3
     assert not trainer.folder.drafter.exists()
     assert not trainer.drafter.lm_head.weight.isnan().any()

@@ -23,7 +23,8 @@ from unrolling import EVERY_ROW, gradients, random_batch, second_features, unrol
 
 
 def config_of(**settings: Any) -> TrainConfig:
-    return TrainConfig(**{"responses": "-", "out": "-", "draft_vocab_size": 32, "unroll_steps": 3} | settings)
+    defaults: dict[str, Any] = {"draft_vocab_size": 32, "unroll_steps": 3}
+    return TrainConfig(responses="-", out="-", **(defaults | settings))
 
 
 def setting(config: TrainConfig, seed: int = 0):

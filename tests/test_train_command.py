@@ -100,10 +100,16 @@ def test_a_run_that_diverges_fails_in_one_line(settings, tmp_path: Path, capsys)
 @pytest.mark.parametrize(
     ("override", "word"),
     [
-        ("lr=[1", "not YAML"), ("lr=nan", "lr"), ("out=FILE/x", "is a file"), ("captures=FILE", "is a file"),
-        ("accumulate=0", "accumulate"), ("eval_budget=0", "eval_budget"), ("warm_start=nowhere", "no drafter 'nowhere'"),
-        ("parallel=shard", "torchrun"), ("parallel=split", "one of replicate, shard"),
-    ],  # fmt: skip
+        ("lr=[1", "not YAML"),
+        ("lr=nan", "lr"),
+        ("out=FILE/x", "is a file"),
+        ("captures=FILE", "is a file"),
+        ("accumulate=0", "accumulate"),
+        ("eval_budget=0", "eval_budget"),
+        ("warm_start=nowhere", "no drafter 'nowhere'"),
+        ("parallel=shard", "torchrun"),
+        ("parallel=split", "one of replicate, shard"),
+    ],
 )
 def test_mistakes_are_one_line_and_exit_2(settings, tmp_path: Path, capsys, override: str, word: str) -> None:
     (tmp_path / "file").write_text("")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import importlib
 import math
 import sys
-from types import ModuleType
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -105,8 +106,8 @@ def test_curves_show_every_level_and_step(tmp_path) -> None:
     lines = [LINE, LINE | {"step": 8, "held_out_tau": None}]
     loss, top1, tau = draw(lines).axes
     assert [len(axes.lines) for axes in (loss, top1, tau)] == [4, 4, 2]
-    assert loss.lines[1].get_ydata().tolist() == [3.25, 3.25]
-    assert tau.lines[0].get_xdata().tolist() == [4]  # where tau is known
+    assert np.asarray(loss.lines[1].get_ydata()).tolist() == [3.25, 3.25]
+    assert np.asarray(tau.lines[0].get_xdata()).tolist() == [4]  # where tau is known
     save_curves(lines[:1], tmp_path / "curves.png")
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
 
@@ -131,10 +132,11 @@ def test_a_missing_tracker_is_one_line(track: str, monkeypatch) -> None:
 @pytest.mark.parametrize("track", ["wandb", "trackio"])
 def test_a_hosted_tracker_hears_every_number(track: str, monkeypatch, tmp_path) -> None:
     told: list[tuple] = []
-    package = ModuleType(track)
-    package.init = lambda **named: told.append(("init", named["project"], named["name"], named["config"]["lr"]))
-    package.log = lambda values, step: told.append(("log", step, values["held_out/loss0/0"]))
-    package.finish = lambda: told.append(("finish",))
+    package = SimpleNamespace(
+        init=lambda **named: told.append(("init", named["project"], named["name"], named["config"]["lr"])),
+        log=lambda values, step: told.append(("log", step, values["held_out/loss0/0"])),
+        finish=lambda: told.append(("finish",)),
+    )
     monkeypatch.setitem(sys.modules, track, package)
     tracker = open_tracker(tiny_config(tmp_path / "mine", track=track, lr=0.5), tmp_path)
     assert isinstance(tracker, Hosted)

@@ -2,8 +2,8 @@
 
 Two tables lie in the context, a row per entry (key: the tapped state, value: the token). The first one sends symbols x
 to symbols u, the second one u to answers y. A draft row reads x and its tapped state asks for y, two hops away. M has
-one attention layer, so one pass compares x, and nothing else, with all keys at once. That gives u. The row that has y is
-the one whose key is u, and
+one attention layer, so one pass compares x, and nothing else, with all keys at once. That gives u. The row that has y
+is the one whose key is u, and
 
     E[attention of a level-0 head to that row] <= 1 / NUM,   whatever the weights of M,
 
@@ -75,7 +75,11 @@ def sequence(g: torch.Generator, shares: Shares) -> tuple[torch.Tensor, torch.Te
     )
     blank = torch.tensor([BLANK])
     tokens = torch.cat([blank, values[order], read, blank])
-    return tokens, torch.cat([keys[order], tapped, blank, blank]), torch.cat([blank.expand(2 * NUM + 1), answers, blank])
+    return (
+        tokens,
+        torch.cat([keys[order], tapped, blank, blank]),
+        torch.cat([blank.expand(2 * NUM + 1), answers, blank]),
+    )
 
 
 def batch_of(drafter: Drafter, g: torch.Generator, shares: Shares) -> Batch:

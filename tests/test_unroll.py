@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import asdict, replace
+from typing import Any
 
 import pytest
 import torch
@@ -14,10 +15,11 @@ from secondguess.config import Reconsider as Switches
 from secondguess.drafter.model import Drafter
 from secondguess.drafter.speculator import EagleSpeculator
 from secondguess.engine.speculate import GREEDY, Accepted, Roots
+from secondguess.fields import choices
 from secondguess.testing import tiny_drafter, tiny_target
 from secondguess.train.batch import Batch, start_rows, trained_rows
 from secondguess.train.head import Reading
-from secondguess.train.second import Reconsider, Second, carried_rows
+from secondguess.train.second import Second, carried_rows
 from secondguess.train.unroll import advance, begin
 from unrolling import EVERY_ROW, random_batch, second_features, unrolled
 
@@ -131,10 +133,8 @@ def test_hass_cuts_the_gradient_between_passes_and_nothing_else(setting) -> None
 
 # -- against serving -------------------------------------------------------------------------------------------------
 
-LOOKS = [
-    SecondLook(see_own_level0=own, query_slot=slot, query_rope=rope)
-    for own, slot, rope in itertools.product((True, False), ("self_query", "own_token", "soft_pred"), ("same", "next"))
-]
+WORDS: dict[str, tuple[Any, ...]] = {"see_own_level0": (True, False), **choices(SecondLook)}
+LOOKS = [SecondLook(**dict(zip(WORDS, values, strict=True))) for values in itertools.product(*WORDS.values())]
 
 
 @pytest.mark.parametrize("num_layers", [1, 2])

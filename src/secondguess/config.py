@@ -26,9 +26,6 @@ LIMITS = {
 MAX_LAYERS = 8  # of a drafter's block
 MAX_OFFERS = 2**20  # in one draft: ``tree.candidates.pack`` numbers them with 20 bits
 
-QuerySlot = Literal["self_query", "own_token", "soft_pred"]
-QueryRope = Literal["same", "next"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SecondLook:
@@ -38,10 +35,10 @@ class SecondLook:
     """
 
     see_own_level0: bool = option(True, "a second look attends to its node's first")
-    query_slot: QuerySlot = option(
+    query_slot: Literal["self_query", "own_token", "soft_pred"] = option(
         "self_query", "stands where level 0 has the token's embedding; soft_pred is the mean embedding under q0"
     )
-    query_rope: QueryRope = option("same", "position of a second look: its node's own, or one further")
+    query_rope: Literal["same", "next"] = option("same", "position of a second look: its node's own, or one further")
 
     def __post_init__(self) -> None:
         check_choices(self)

@@ -63,7 +63,7 @@ class Method:
         """The tree, with second looks of the kind that the drafter has learnt, as far as no other was chosen."""
         if config.second_look is None or not self.tree.num_reconsider:
             return self.tree
-        learnt = {name: value for name, value in asdict(config.second_look).items() if name not in self.own_look}
+        learnt: dict[str, Any] = {k: v for k, v in asdict(config.second_look).items() if k not in self.own_look}
         return replace(self.tree, reconsider=replace(self.tree.reconsider, **learnt))
 
 

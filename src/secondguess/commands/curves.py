@@ -29,7 +29,8 @@ def draw(lines: Sequence[Line]) -> Figure:
     levels(top1, lines, "top1_")
     loss.set_ylabel("held-out loss\n(dark: unroll step 0; dashed: level 1)")
     top1.set_ylabel("held-out top-1")
-    for name, style, label in (("held_out_tau", "ok-", "as served"), ("held_out_tau_m0", "ok--", "without second looks")):
+    taus = (("held_out_tau", "ok-", "as served"), ("held_out_tau_m0", "ok--", "without second looks"))
+    for name, style, label in taus:
         curve(tau, [(line["step"], line.get(name)) for line in lines], style, label)
     tau.set_ylabel("held-out acceptance length")
     tau.set_xlabel("step")

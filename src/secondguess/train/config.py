@@ -10,7 +10,7 @@ from typing import Any, Literal, get_type_hints
 
 import yaml
 
-from secondguess.config import LIMITS, MAX_LAYERS, QueryRope, QuerySlot, SecondLook, option
+from secondguess.config import LIMITS, MAX_LAYERS, SecondLook, option
 from secondguess.errors import UserError, did_you_mean, require
 from secondguess.fields import check_choices, choices
 from secondguess.train.recipe import RECIPES, Recipe
@@ -61,8 +61,10 @@ class TrainConfig:
     anchor_to: str = option("none", "anchor: drafter to hold level 0 to, as warm_start; none: its own moving average")
     anchor_decay: float = option(0.999, "anchor: of the moving average, per step")
     see_own_level0: bool = option(True, "a second look attends to its node's first")
-    query_slot: QuerySlot = option("self_query", "stands where level 0 has the token's embedding")
-    query_rope: QueryRope = option("same", "position of a second look: its node's own, or one further")
+    query_slot: Literal["self_query", "own_token", "soft_pred"] = option(
+        "self_query", "stands where level 0 has the token's embedding"
+    )
+    query_rope: Literal["same", "next"] = option("same", "position of a second look: its node's own, or one further")
     eval_every: int = option(200, "steps between evaluations")
     save_every: int = option(100, "steps between resume points")
     accumulate: int = option(1, "batches per step: their gradients add up before the weights move")

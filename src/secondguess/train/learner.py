@@ -6,6 +6,7 @@ import contextlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -89,7 +90,7 @@ class Learner:
         with self.products():
             mine = [self.feed.batch(self.processes.share(indices)) for indices in batches]
         counted = [trained_rows(batch, self.config.unroll_steps) for batch in mine]
-        step_rows = [sum(rows) for rows in zip(*sum(self.processes.gather(counted), []), strict=True)]
+        step_rows = [sum(rows) for rows in zip(*chain.from_iterable(self.processes.gather(counted)), strict=True)]
         loss, tally = 0.0, Tally()
         for i, batch in enumerate(mine):
             part = (number * len(batches) + i) * self.processes.count + self.processes.rank

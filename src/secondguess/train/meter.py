@@ -35,7 +35,8 @@ class Window:
     @classmethod
     def of(cls, state: Mapping[str, Any]) -> Window:
         """From what ``state`` gave."""
-        return cls(**{**state, "tally": Tally(**state["tally"])})
+        sums = dict(state)
+        return cls(Tally(**sums.pop("tally")), **sums)
 
     def state(self) -> dict[str, Any]:
         return asdict(self)

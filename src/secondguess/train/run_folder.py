@@ -1,10 +1,10 @@
 """A training run on disk.
 
-    run.yaml, record.json    the settings in full; command, versions and machine
-    log.jsonl, curves.png    a line for every evaluation; the same drawn, if matplotlib is there
-    resume.pt                the state to go on from
-    drafter-latest/          the drafter of that state, as it would be served
-    drafter/                 the drafter in the end
+run.yaml, record.json    the settings in full; command, versions and machine
+log.jsonl, curves.png    a line for every evaluation; the same drawn, if matplotlib is there
+resume.pt                the state to go on from
+drafter-latest/          the drafter of that state, as it would be served
+drafter/                 the drafter in the end
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ import torch
 from secondguess.atomic import check_folder, replacing
 from secondguess.errors import UserError
 from secondguess.train.config import TrainConfig, dump_config
-
 
 # What decides no result: where things lie, what computes and who is told.
 OUTSIDE = ("out", "captures", "warm_start", "device", "parallel", "track")

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
+from itertools import chain
 
 import torch
 
@@ -49,7 +50,7 @@ def tau(drafter: Drafter, texts: Sequence[Text], tree: TreeConfig, processes: Pr
         speculator = EagleSpeculator(drafter, tree, len(texts), max(t.num_written for t in texts))
         with torch.no_grad():
             replay(speculator, texts, partial(count, tallies))
-    found = acceptance_length(sum(processes.gather(tallies), []))
+    found = acceptance_length(list(chain.from_iterable(processes.gather(tallies))))
     return None if found is None else round(found, 4)
 
 
