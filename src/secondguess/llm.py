@@ -24,7 +24,7 @@ from secondguess.methods import WITH_DRAFTER, make_speculator, parse_method
 from secondguess.prompts import Prompt, as_list, encode
 from secondguess.target.hf import HFTarget
 from secondguess.target.load import load_target
-from secondguess.types import Delta, Output, Request, SamplingParams, Speculation, Stats, Totals
+from secondguess.types import AS_USUAL, Delta, Output, Request, SamplingParams, Speculation, Stats, Totals
 
 DEFAULT_CONTEXT = 8192
 
@@ -36,9 +36,10 @@ class LLM:
     may share it). ``method``: ``ar``, ``ngram``, ``eagle3.1`` or ``pr``, with settings if wanted (``pr:m=0``).
     ``drafter``: a folder or the name of one that ships; by default the one named like the method. Output never depends
     on the method. ``others``: methods that a ``Request`` may ask for instead; then one whose drafter fails is switched
-    off with a warning, and decoding goes on without it. ``max_model_len``: tokens of prompt and answer together; by default all that the target can take, but
-    at most 8192, because room for ``max_batch_size`` such requests is allocated at once. ``dtype`` and ``device`` are
-    for a target that is loaded here; one that is loaded already keeps its own.
+    off with a warning, and decoding goes on without it. ``max_model_len``: tokens of prompt and answer together; by
+    default all that the target can take, but at most 8192, because room for ``max_batch_size`` such requests is
+    allocated at once. ``dtype`` and ``device`` are for a target that is loaded here; one that is loaded already keeps
+    its own.
 
     Raises UserError when something is unknown or does not fit together.
     """
@@ -127,7 +128,7 @@ class LLM:
 
     def check(self, wish: Speculation) -> None:
         """Raises UserError when a request cannot be drafted for as it wants."""
-        if wish == Speculation():
+        if wish == AS_USUAL:
             return
         name, names = wish.method or self.method.name, ", ".join(self.methods)
         require(len(self.methods) > 1, "this LLM offers one method: make it with `others` to let requests choose")

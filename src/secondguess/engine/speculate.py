@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from secondguess.engine.sampler_state import GREEDY_BELOW
-from secondguess.types import DraftTree, Speculation
+from secondguess.types import AS_USUAL, DraftTree, Speculation
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Accepted:
     slot: int
     tokens: Tensor  # int64 [E]: accepted draft tokens and the bonus token, or after prefill prompt[1:] + first token
     taps_ELH: Tensor  # taps of the position before each of these tokens
-    speculation: Speculation = Speculation()  # with a prompt: how the request wants to be drafted for
+    speculation: Speculation = AS_USUAL  # with a prompt: how the request wants to be drafted for
 
 
 class Speculator(Protocol):
