@@ -225,6 +225,8 @@ def test_times_and_counts_add_up() -> None:
     assert s.origins[0] == "prefill"
     assert s.origins.count("refined") <= s.drafting.num_accepted_refined
     drafted = [o for o in s.origins if o in ("level0", "refined")]
-    cut = s.drafting.num_accepted + s.drafting.num_cycles - (len(s.origins) - 1)  # tokens of the last path past the limit
+    cut = (
+        s.drafting.num_accepted + s.drafting.num_cycles - (len(s.origins) - 1)
+    )  # tokens of the last path past the limit
     assert len(drafted) + s.origins.count("bonus") == len(s.origins) - 1
     assert 0 <= cut <= 4

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
@@ -96,7 +96,7 @@ def events(app: FastAPI, path: str, body: Mapping[str, Any]) -> list[dict[str, A
 
 
 def expected(plain: LLM, text: str = "hello", **changes: Any) -> str:
-    params = {"temperature": 1.0, "seed": 7, "max_tokens": 24, "ignore_eos": True} | changes
+    params: dict[str, Any] = {"temperature": 1.0, "seed": 7, "max_tokens": 24, "ignore_eos": True} | changes
     return plain.generate(text, SamplingParams(**params))[0].text
 
 
@@ -499,9 +499,9 @@ def test_the_schema_can_be_read(app: FastAPI) -> None:
 # Numbers
 
 
-def scraped(app: FastAPI) -> Counter[str]:
+def scraped(app: FastAPI) -> dict[str, float]:
     """Counters by name and level or position, summed over other labels."""
-    found: Counter[str] = Counter()
+    found: dict[str, float] = defaultdict(float)
     for line in get(app, "/metrics").text.splitlines():
         if match := re.fullmatch(r"secondguess:(\w+)\{(.*)\} (\S+)", line):
             name, labels, value = match.groups()

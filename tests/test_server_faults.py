@@ -24,6 +24,7 @@ pytest.importorskip("uvicorn")
 import httpx
 import uvicorn
 from fastapi import FastAPI
+from starlette.types import Message
 
 from secondguess import LLM, SamplingParams, TreeConfig
 from secondguess.cli import main
@@ -159,7 +160,7 @@ async def call(app: FastAPI, body: dict[str, Any], leave: asyncio.Event, heard: 
     """POST as a client that leaves at ``leave``; ``heard`` gets the bodies."""
     content, sent = json.dumps(body).encode(), False
 
-    async def receive() -> dict[str, Any]:
+    async def receive() -> Message:
         nonlocal sent
         if not sent:
             sent = True
@@ -167,7 +168,7 @@ async def call(app: FastAPI, body: dict[str, Any], leave: asyncio.Event, heard: 
         await leave.wait()
         return {"type": "http.disconnect"}
 
-    async def send(message: dict[str, Any]) -> None:
+    async def send(message: Message) -> None:
         if message["type"] == "http.response.body":
             heard.append(message["body"])
 
@@ -233,11 +234,11 @@ def test_a_client_that_does_not_read_holds_no_slot(llm: LLM) -> None:
     async def stall() -> None:
         stalled = asyncio.Event()
 
-        async def send(_: dict[str, Any]) -> None:
+        async def send(_: Message) -> None:
             stalled.set()
             await asyncio.sleep(3600)
 
-        async def receive() -> dict[str, Any]:
+        async def receive() -> Message:
             if stalled.is_set():
                 await asyncio.sleep(3600)
             return {"type": "http.request", "body": json.dumps(TEXT | {"stream": True}).encode()}

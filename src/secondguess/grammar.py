@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 class Grammars:
-    """Compiles grammars for one target. Raises UserError if xgrammar is not installed, or the target cannot have any."""
+    """Compiles grammars for one target. Raises UserError without xgrammar, or if the target cannot have any."""
 
     def __init__(self, target: HFTarget) -> None:
         if target.tokenizer is None or not target.spec.eos_token_ids:

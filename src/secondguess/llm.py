@@ -24,7 +24,7 @@ from secondguess.methods import WITH_DRAFTER, make_speculator, parse_method
 from secondguess.prompts import Prompt, as_list, encode
 from secondguess.target.hf import HFTarget
 from secondguess.target.load import load_target
-from secondguess.types import Delta, Output, Request, SamplingParams, Speculation, Stats, Totals
+from secondguess.types import AS_USUAL, Delta, Output, Request, SamplingParams, Speculation, Stats, Totals
 
 if TYPE_CHECKING:
     from secondguess.drafter.model import Drafter
@@ -132,7 +132,7 @@ class LLM:
 
     def check(self, wish: Speculation) -> None:
         """Raises UserError when a request cannot be drafted for as it wants."""
-        if wish == Speculation():
+        if wish == AS_USUAL:
             return
         name, names = wish.method or self.method.name, ", ".join(self.methods)
         require(len(self.methods) > 1, "this LLM offers one method: make it with `others` to let requests choose")

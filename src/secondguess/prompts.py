@@ -59,13 +59,10 @@ def _render(tokenizer: PreTrainedTokenizerBase | None, chat: Chat) -> tuple[int,
     for name in chat.variables:
         if name in settings:
             raise UserError(f"{name!r} is no variable that a chat template can be given: leave it out")
-    messages, tools = [checked_message(message) for message in chat.messages], list(chat.tools) or None
+    messages: Any = [checked_message(message) for message in chat.messages]
+    more: dict[str, Any] = {**chat.variables, "tools": [dict(tool) for tool in chat.tools] or None}
     try:
-        text = str(
-            tokenizer.apply_chat_template(
-                messages, tools=tools, tokenize=False, add_generation_prompt=True, **chat.variables
-            )
-        )
+        text = str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **more))
     except Exception as error:  # a template is foreign code, and this is how it refuses a conversation
         raise UserError(f"the model's chat template does not take this conversation: {error}") from error
     check_text(text)

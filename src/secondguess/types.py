@@ -140,6 +140,9 @@ class Speculation:
     budget: int | None = None  # draft tokens per cycle; None: the method's own
 
 
+AS_USUAL = Speculation()
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """A prompt to be continued. ``choice`` numbers the answers to one prompt, so that they draw different noise."""
@@ -148,7 +151,7 @@ class Request:
     params: SamplingParams
     choice: int = 0
     text: str | None = None  # the prompt as it was given, if as text
-    speculation: Speculation = Speculation()
+    speculation: Speculation = AS_USUAL
     grammar: Grammar | None = None  # what the answer has to follow
 
 

@@ -92,8 +92,13 @@ class Menu:
 
 def subset(roots: Roots, rows: Sequence[int]) -> Roots:
     """Some of the requests, in this order."""
-    columns = (roots.slots, roots.tokens, roots.histories, roots.draws)
-    return Roots(*(tuple(column[r] for r in rows) for column in columns), device=roots.device)
+    return Roots(
+        slots=tuple(roots.slots[r] for r in rows),
+        tokens=tuple(roots.tokens[r] for r in rows),
+        histories=tuple(roots.histories[r] for r in rows),
+        draws=tuple(roots.draws[r] for r in rows),
+        device=roots.device,
+    )
 
 
 def cut_down(tree: DraftTree, rows: Sequence[int], budgets: Sequence[int | None]) -> list[Part]:

@@ -54,8 +54,6 @@ def emit(engine: Engine, s: Sequence, tokens_P: Tensor, out: TargetOut) -> None:
     """Hand the request its first token, the last of ``tokens_P``, and the log-probabilities that it wants."""
     params, first_1 = s.request.params, tokens_P[-1:]
     if params.prompt_logprobs is not None and len(tokens_P) > 1:
-        s.prompt_logprobs = score_prompt(
-            engine.target, out.hidden_RNH[0, :-1], tokens_P[:-1], params.prompt_logprobs
-        )
+        s.prompt_logprobs = score_prompt(engine.target, out.hidden_RNH[0, :-1], tokens_P[:-1], params.prompt_logprobs)
     scored = None if params.logprobs is None else score(out.logits_RNV[:, -1], first_1, params.logprobs)[0]
     s.emit(int(first_1), "prefill", scored)

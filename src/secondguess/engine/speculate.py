@@ -11,7 +11,7 @@ from torch import Tensor
 
 from secondguess.engine.sampler_state import GREEDY_BELOW
 from secondguess.tree.guide import Plan
-from secondguess.types import DraftTree, Speculation, Verdict
+from secondguess.types import AS_USUAL, DraftTree, Speculation, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Accepted:
     slot: int
     tokens: Tensor  # int64 [E]: accepted draft tokens and the bonus token, or after prefill prompt[1:] + first token
     taps_ELH: Tensor  # taps of the position before each of these tokens
-    speculation: Speculation = Speculation()  # with a prompt: how the request wants to be drafted for
+    speculation: Speculation = AS_USUAL  # with a prompt: how the request wants to be drafted for
 
 
 class Speculator(Protocol):

@@ -35,7 +35,9 @@ def completion_requests(llm: LLM, body: CompletionBody) -> list[Request]:
     """``n`` requests for each prompt, in the order of the answer's choices. Raises ApiError."""
     of_prompt = body.logprobs if body.echo else None
     if of_prompt is not None and body.stream:
-        raise ApiError(400, "logprobs of an echoed prompt do not stream: leave out stream, echo or logprobs", "logprobs")
+        raise ApiError(
+            400, "logprobs of an echoed prompt do not stream: leave out stream, echo or logprobs", "logprobs"
+        )
     body, rules, requests = seeded(body), grammar(llm, body), []
     for prompt in as_prompts(body.prompt):
         ids = fitting(llm, prompt, "prompt")
@@ -116,15 +118,18 @@ def too_long(llm: LLM, what: str, param: str) -> ApiError:
     return ApiError(400, f"{what}, but {room}", param, "context_length_exceeded")
 
 
-def sampling(llm: LLM, body: Sampled, ids: Sequence[int], max_tokens: int | None, logprobs: int | None) -> SamplingParams:
+def sampling(
+    llm: LLM, body: Sampled, ids: Sequence[int], max_tokens: int | None, logprobs: int | None
+) -> SamplingParams:
     """As asked for; without a limit, up to the end of the context."""
     room = llm.max_model_len - len(ids)
     if max_tokens is not None and max_tokens > room:
         raise too_long(llm, f"the prompt has {len(ids)} tokens and {max_tokens} more are asked for", "max_tokens")
-    given = {name: getattr(body, name) for name in SAME_NAME if getattr(body, name) is not None}
+    given: dict[str, Any] = {"temperature": 1.0}
+    given |= {name: getattr(body, name) for name in SAME_NAME if getattr(body, name) is not None}
     try:
         return SamplingParams(
-            **{"temperature": 1.0, **given},
+            **given,
             top_k=max(body.top_k or 0, 0),
             max_tokens=room if max_tokens is None else max_tokens,
             stop=tuple([body.stop] if isinstance(body.stop, str) else body.stop or ()),
@@ -140,7 +145,9 @@ def biases(given: dict[str, float]) -> dict[int, float]:
     """By token id; JSON has only strings for keys."""
     for token in given:
         if not token.isdecimal():
-            raise ApiError(400, f"logit_bias has the key {token!r}, which is no token id", "logit_bias", "invalid_value")
+            raise ApiError(
+                400, f"logit_bias has the key {token!r}, which is no token id", "logit_bias", "invalid_value"
+            )
     return {int(token): bias for token, bias in given.items()}
 
 

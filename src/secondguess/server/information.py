@@ -17,8 +17,8 @@ from secondguess.server.asks import tokenized
 from secondguess.server.errors import ApiError
 from secondguess.server.protocol import DetokenizeBody, TokenizeBody
 from secondguess.server.service import Service
-from secondguess.types import SamplingParams
 from secondguess.types import Request as Ask
+from secondguess.types import SamplingParams
 
 STARTED = int(time.time())
 

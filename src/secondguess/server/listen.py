@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import socket
 import sys
+from contextlib import suppress
 from types import FrameType
 
 import uvicorn
@@ -33,10 +34,8 @@ def listen(app: FastAPI, sock: socket.socket) -> bool:
     server = Server(uvicorn.Config(app, log_config=None, server_header=False, timeout_graceful_shutdown=drain), service)
     # uvicorn deals with the signal first. Then it raises it again, and nothing is left to do.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    try:
+    with suppress(KeyboardInterrupt):  # Ctrl-C is how a server is stopped, and no mishap
         server.run(sockets=[sock])
-    except KeyboardInterrupt:  # Ctrl-C is how a server is stopped, and no mishap
-        pass
     return server.started
 
 

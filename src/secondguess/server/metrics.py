@@ -116,7 +116,10 @@ class EngineCollector(Collector):
         def by_level(total: int, refined: int) -> list[tuple[tuple[str, ...], int]]:
             return [(("0",), total - refined), (("1",), refined)]
 
-        drafted, accepted = by_level(d.num_drafted, d.num_drafted_refined), by_level(d.num_accepted, d.num_accepted_refined)
+        drafted, accepted = (
+            by_level(d.num_drafted, d.num_drafted_refined),
+            by_level(d.num_accepted, d.num_accepted_refined),
+        )
         at = [((str(position),), count) for position, count in enumerate(accepted_at(d))]
         yield self._counter("spec_decode_num_drafts", "cycles of requests with a draft", [((), d.num_drafts)])
         yield self._counter("spec_decode_num_draft_tokens", "tokens drafted", drafted, "level")

@@ -26,7 +26,11 @@ async def report_forever(llm: LLM, interval_s: float = INTERVAL_S) -> None:
 
 def report(llm: LLM, before: Totals, now: Totals, seconds: float) -> list[str]:
     """What happened in between; nothing if nothing did and nobody waits."""
-    load, prompts, tokens = llm.load, now.num_prompt_tokens - before.num_prompt_tokens, now.num_tokens - before.num_tokens
+    load, prompts, tokens = (
+        llm.load,
+        now.num_prompt_tokens - before.num_prompt_tokens,
+        now.num_tokens - before.num_tokens,
+    )
     if not (prompts or tokens or load.num_running or load.num_waiting):
         return []
     engine = (
