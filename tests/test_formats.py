@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import json
 import shutil
@@ -295,7 +296,8 @@ def test_a_target_taps_what_drafters_ask_for(tmp_path, lean: bool, monkeypatch) 
 
 def every_input(target, ids_RN: torch.Tensor) -> list[torch.Tensor]:
     """Inputs of all layers, by transformers."""
-    model = AutoModelForCausalLM.from_config(target.model.config, dtype=torch.float64, attn_implementation="sdpa")
+    config = copy.deepcopy(target.model.config)  # which keeps the name of the attention
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float64, attn_implementation="sdpa")
     model.load_state_dict(target.model.state_dict())
     with torch.no_grad():
         return list(model.eval()(ids_RN, output_hidden_states=True).hidden_states)
