@@ -66,7 +66,7 @@ def foreign_config(form: str, flags: dict[str, bool], hidden: int, vocab: int, d
 
 
 def shapes(layer: str, flags: dict[str, bool], hidden: int, target: int, draft: int) -> dict[str, tuple[int, ...]]:
-    norms = {f"fc_norm.{i}.weight": (target,) for i in range(3)} if flags["fc_norm"] else {}
+    norms: dict[str, tuple[int, ...]] = {f"fc_norm.{i}.weight": (target,) for i in range(3)} if flags["fc_norm"] else {}
     norms |= {"input_norm.weight": (3 * target,)} if flags["norm_before_fc"] else {}
     q, kv = HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM
     return norms | {

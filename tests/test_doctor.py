@@ -109,7 +109,8 @@ def tensors(**changes: Callable[[torch.Tensor], torch.Tensor | None]) -> Callabl
 
     def plant(folder: Path) -> None:
         found = {name.replace("__", "."): change for name, change in changes.items()}
-        edit(folder / "drafter", **{name: change(tensor(folder, name)) for name, change in found.items()})
+        changed: dict[str, Any] = {name: change(tensor(folder, name)) for name, change in found.items()}
+        edit(folder / "drafter", **changed)
 
     return plant
 

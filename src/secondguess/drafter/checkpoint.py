@@ -24,7 +24,7 @@ from secondguess.atomic import replacing
 from secondguess.config import DrafterConfig
 from secondguess.drafter.model import Drafter
 from secondguess.drafter.settings import read_settings, to_json
-from secondguess.drafter.speculators import flat_names
+from secondguess.drafter.speculators_form import flat_names
 from secondguess.drafter.vocab import from_offsets, to_offsets
 from secondguess.errors import UserError
 from secondguess.target.base import Target
@@ -53,7 +53,7 @@ def save_drafter(drafter: Drafter, folder: Path, notes: dict[str, Any], dtype: t
 
 def state_of(drafter: Drafter, dtype: torch.dtype) -> dict[str, Tensor]:
     """All tensors of a checkpoint by name, on the CPU; ``self_query`` (which has a file of its own) is among them."""
-    state = dict(drafter.named_parameters())
+    state: dict[str, Tensor] = dict(drafter.named_parameters())
     if drafter.config.own_embedding:
         state[EMBEDDING] = drafter.embedding
     state = {name: p.detach().to("cpu", dtype).contiguous() for name, p in state.items()}

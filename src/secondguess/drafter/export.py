@@ -22,7 +22,7 @@ from secondguess.drafter.card import card
 from secondguess.drafter.checkpoint import QUERY, WEIGHTS, build, load_tensors, write_tensors
 from secondguess.drafter.folder import new_folder
 from secondguess.drafter.settings import read_settings, to_json
-from secondguess.drafter.speculators import flat_names, nested, nested_names
+from secondguess.drafter.speculators_form import flat_names, nested, nested_names
 from secondguess.target.facts import recorded
 
 FORMS = ("eagle3", "speculators")

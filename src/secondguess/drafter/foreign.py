@@ -20,7 +20,7 @@ from secondguess.drafter.foreign_tensors import Source, check_marks, read_tensor
 from secondguess.drafter.model import Drafter
 from secondguess.drafter.rope import scaling_of
 from secondguess.drafter.settings import COUNTS, FLAGS, NUMBERS, check_consistent, check_taps, check_types, read_json
-from secondguess.drafter.speculators import KIND, TAPS, flattened
+from secondguess.drafter.speculators_form import KIND, TAPS, flattened
 from secondguess.errors import UserError, did_you_mean
 from secondguess.fields import read_value
 from secondguess.target.base import default_tap_layers

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from secondguess.drafter.checkpoint import EMBEDDING, agree, check_numbers, load_tensors
 from secondguess.drafter.fit import head_rows
-from secondguess.drafter.speculators import flat_names
+from secondguess.drafter.speculators_form import flat_names
 from secondguess.drafter.vocab import from_offsets
 from secondguess.errors import UserError
 from secondguess.target.hf import HFTarget

@@ -46,7 +46,7 @@ def scaling_of(rope: Mapping[str, Any], where: str) -> dict[str, Any] | None:
     if kind == "default":
         return None
     numbers = {name: rope.get(name) for name in SCALINGS.get(str(kind), ())}
-    if not numbers or not all(type(n) in (int, float) and n > 0 for n in numbers.values()):
+    if not numbers or not all(isinstance(n, int | float) and n > 0 for n in numbers.values()):
         known = f"plain RoPE, or {' or '.join(SCALINGS)} with all their numbers"
         raise UserError(f"{where}: rope_parameters {dict(rope)!r} are not supported: {known}")
     return {"rope_type": kind, **numbers}

@@ -13,7 +13,7 @@ from typing import Any
 
 from secondguess.config import MAX_LAYERS, DrafterConfig, SecondLook
 from secondguess.drafter.rope import rope_parameters, scaling_of
-from secondguess.drafter.speculators import FLAT_ARCHITECTURES, TAPS, flattened
+from secondguess.drafter.speculators_form import FLAT_ARCHITECTURES, TAPS, flattened
 from secondguess.errors import UserError, did_you_mean
 from secondguess.target.base import default_tap_layers
 
@@ -41,7 +41,7 @@ OURS = {
     "own_embedding": bool,
 }
 # Drafters that were written before the block held these are EAGLE-3.1.
-BEFORE = {"flags": FLAGS, "own_embedding": False, "tap_layers": None}
+BEFORE: dict[str, Any] = {"flags": FLAGS, "own_embedding": False, "tap_layers": None}
 
 
 def to_json(config: DrafterConfig, fingerprint: str, notes: dict[str, Any]) -> dict[str, Any]:

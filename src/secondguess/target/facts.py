@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os.path
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
@@ -62,12 +61,13 @@ def tokenizer_facts(tokenizer: Any) -> dict[str, str]:
 
 
 def answer_start(tokenizer: Any) -> str:
+    """What the template adds to a conversation where an answer begins (or all of it, of an odd template)."""
     question = [{"role": "user", "content": "?"}]
     asked, ready = (
         str(tokenizer.apply_chat_template(question, tokenize=False, add_generation_prompt=ready))
         for ready in (False, True)
     )
-    return ready[len(os.path.commonprefix((asked, ready))) :]
+    return ready.removeprefix(asked)
 
 
 def plain_rope(parameters: Mapping[str, Any]) -> dict[str, Any]:
