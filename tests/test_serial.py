@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -112,7 +113,7 @@ def test_the_looks_of_a_draft(target, drafter: Path, tmp_path: Path) -> None:
         [root] = steps[0]
         assert (root.node, root.parent, root.depth, root.token) == (0, -1, 0, int(tree.tokens_RN[0, 0]))
         first = {0: root}
-        for before, step in zip(steps, steps[1:], strict=False):
+        for before, step in pairwise(steps):
             new = {look.node: look for look in step if look.level == 0}
             second = [look for look in step if look.level == 1]
             assert 1 <= len(new) <= TREE.grow_width

@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     tasks = f"comma-separated, some of {', '.join(ORDER)} (default: those that are found)"
     add("--tasks", type=comma_separated(str), default=ORDER, metavar="NAME,...", help=tasks)
     add("--limit", type=int, default=60, metavar="INT", help="prompts per task for tau, evenly spaced (default: 60)")
-    add("--live-limit", type=int, default=8, metavar="INT", help="prompts per task for time (default: 8)")
+    add("--live-limit", type=int, default=8, metavar="INT", help="prompts per task for time, at most --limit (default: 8)")
     add("--budget", dest="budgets", type=ints, metavar="INT,...", help=f"draft tokens verified per cycle, {instead}")
     add("--temperature", dest="temperatures", type=floats, metavar="FLOAT,...", help=f"temperatures, {instead}")
     add_texts(parser)
@@ -69,6 +69,7 @@ def check(args: argparse.Namespace) -> dict[str, Path]:
             raise UserError(f"--tasks: the paper has no {name!r}{did_you_mean(name, ORDER)}; it has {', '.join(ORDER)}")
     if args.plan and args.check:
         raise UserError("--plan and --check exclude each other")
+    args.live_limit = min(args.live_limit, args.limit)
     args.out = args.out or Path("runs") / f"reproduce-{Path(args.target).name.removesuffix('.gguf')}"
     check_folder(args.out)
     if not args.plan and find_spec("matplotlib") is None:

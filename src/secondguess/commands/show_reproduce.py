@@ -41,7 +41,8 @@ def print_plan(found: Sequence[Outcome], jobs: Sequence[Mapping[str, Any]], sour
     shown = make_table("jobs", "T", "batch", "methods", "prompts", "about")
     for job in jobs:
         about = "?" if job["seconds"] is None else words(job["seconds"])
-        numbers = (f"{job['temperature']:g}", job["batch_size"], len(job["methods"]), job["num_prompts"], about)
+        batch = job["batch_size"] if job["kind"] == "live" else "-"
+        numbers = (f"{job['temperature']:g}", batch, len(job["methods"]), job["num_prompts"], about)
         shown.add_row(Text(f"{job['kind']}: {', '.join(job['tasks'])}"), *map(str, numbers))
     console.print("", shown, "")
     console.print(total(jobs, source, report_bytes), markup=False, soft_wrap=True)

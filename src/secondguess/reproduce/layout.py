@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from secondguess.bench.paper import AVERAGE, HEADLINE, PAPER
+from secondguess.reproduce.cells import Place
 from secondguess.reproduce.estimate import Value
 from secondguess.reproduce.outcome import Outcome, State, held_different
 from secondguess.reproduce.tables import PR_GAIN
@@ -110,7 +111,7 @@ def about(table: str) -> str:
     return f"{what[0].upper()}{what[1:]}.{where}{'.' if where else ''}"
 
 
-def grid(title: str, part: Sequence[Outcome], notes: Mapping[tuple, int]) -> Grid:
+def grid(title: str, part: Sequence[Outcome], notes: Mapping[Place, int]) -> Grid:
     columns, rows = (list(dict.fromkeys(getattr(o.cell.place, name) for o in part)) for name in ("column", "row"))
     at: dict[tuple[str, str], list[Outcome]] = {}
     for o in part:
@@ -124,7 +125,7 @@ def grid(title: str, part: Sequence[Outcome], notes: Mapping[tuple, int]) -> Gri
     return Grid(title, columns, lines, list(dict.fromkeys(o.why for o in part if o.why)))
 
 
-def here(o: Outcome, notes: Mapping[tuple, int]) -> Shown:
+def here(o: Outcome, notes: Mapping[Place, int]) -> Shown:
     if o.value is None:
         return Shown("-", "", o.state)
     return Shown(shown(o, o.value.value), interval(o, o.value), o.state, notes.get(o.cell.place, 0))

@@ -71,7 +71,7 @@ def frame(number: int, steps: Sequence[Sequence[Look]], at: dict[int, tuple[floa
     title = f"Forward {number + 1} of {len(steps)}: {many}{beside}"
     if number == 0:
         title = f"Forward 1 of {len(steps)}: the newest token, with the target's own features"
-    body = tree(looks, at, decode, {node: "new" for node in new})
+    body = tree(looks, at, decode, dict.fromkeys(new, "new"))
     return caption(title) + body + "".join(again(look, at, decode) for look in second)
 
 

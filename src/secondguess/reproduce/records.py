@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ class Record:
     seconds: float  # that it took
     tokens: int  # that it walked or decoded
     columns: tuple[str, ...] = ()
-    units: list[list[float]] = field(default_factory=list)
+    units: Sequence[Sequence[float]] = ()
     found: dict[str, Any] = field(default_factory=dict)
     complaints: tuple[str, ...] = ()  # of a live run: texts that are not plain decoding's, failures
 
