@@ -82,6 +82,7 @@ def test_metrics_equal_hand_computed_numbers() -> None:
             "prefill_ms": 300.0,
             "identical_to_ar": 0.5,
             "looping": 0.5,
+            "unaccounted": None,
         }
     )
 
