@@ -210,7 +210,7 @@ class Grower:
 
     def cut(self) -> list[Node]:
         tree = [self.root]
-        for _ in range(self.config.budget):
+        for _ in range(self.config.max_budget):
             able = [n for n in self.nodes if n.parent in tree and n not in tree]
             if able:
                 tree.append(min(able, key=Node.rank))
@@ -240,7 +240,7 @@ def eagle2_expansion(config: TreeConfig, token: int, first: Look, drafter: Draft
                     depths.append(depths[i] + 1)
                     scores.append(np.float32(scores[i] + logp))
         beam = sorted(offered, key=order)[: config.grow_width]
-    kept = [0, *sorted(sorted(range(1, len(tokens)), key=order)[: config.budget])]
+    kept = [0, *sorted(sorted(range(1, len(tokens)), key=order)[: config.max_budget])]
     return [(tokens[i], kept.index(parents[i]) if i else -1, depths[i], scores[i]) for i in kept]
 
 

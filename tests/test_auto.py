@@ -87,7 +87,7 @@ class Noted(Auto):
     def learn(self, tree: DraftTree, verdict: Verdict, seconds: float) -> None:
         worth = self.cycle.worth
         super().learn(tree, verdict, self.times[worth is not None])
-        self.decided.append(worth and (worth.num_steps, worth.num_nodes))
+        self.decided.append((worth.num_steps, worth.num_nodes) if worth else None)
 
 
 FAST, SLOW = (0.5, 1.0), (100.0, 1.0)  # seconds of a drafted and of a plain cycle
@@ -99,7 +99,7 @@ FAST, SLOW = (0.5, 1.0), (100.0, 1.0)  # seconds of a drafted and of a plain cyc
         ("many", (0.0, 0.0, 0.0), FAST),
         ("few", (0.0, 0.0, 0.1), FAST),
         ("none", (0.0, 0.0, 1.0), FAST),
-        ("early stop", (0.0, 0.04, 0.001), FAST),
+        ("early stop", (0.0, 0.15, 0.001), FAST),
         ("plain", (0.0, 0.0, 0.0), SLOW),
     ],
 )
@@ -107,7 +107,10 @@ def test_all_decisions_of_the_policy_give_plain_tokens(name: str, prices: tuple,
     target, rng = tiny_target("llama", 3, torch.float32, vocab_size=12), random.Random(name)
     policy = Noted(costs(*prices), *times)
     for temperature in (0.0, 1.0):
-        requests = random_requests(rng, 12, temperature, 6)
+        requests = random_requests(rng, 12, temperature, 5)
+        requests.append(
+            Request((1, 2), SamplingParams(temperature=temperature, seed=1, max_tokens=80, ignore_eos=True))
+        )
         plain = [decode(target, Plain(), [request])[0].emitted for request in requests]
         assert [s.emitted for s in decode(target, adaptive(target, policy, 1), requests)] == plain
     drafts = [decision for decision in policy.decided if decision]
@@ -116,7 +119,7 @@ def test_all_decisions_of_the_policy_give_plain_tokens(name: str, prices: tuple,
         assert max(nodes) > 20
         assert steps == {AUTO.num_steps - 1}
     elif name == "few":
-        assert 0 < max(nodes) < 10
+        assert 0 < max(nodes) < 20
     elif name == "none":
         assert nodes == {0}
     elif name == "early stop":
@@ -236,6 +239,7 @@ def test_generate_takes_auto(tmp_path: Path, monkeypatch, capsys) -> None:
 @pytest.mark.parametrize("command", [("eval",), ("trace", "--out", "trees.jsonl"), ("diagnose", "--out", "figures")])
 def test_replays_refuse_auto(command, tmp_path: Path, monkeypatch, capsys) -> None:
     flags = tiny_workload(tmp_path, monkeypatch)
+    capsys.readouterr()
     for more in (("--budget", "8,auto"), ("--method", "pr:budget=auto")):
         assert main([*command, *flags, *more]) == 2
         out, err = capsys.readouterr()

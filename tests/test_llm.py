@@ -272,7 +272,7 @@ def test_the_end_of_a_text_that_may_become_a_stop_string() -> None:
         (lambda f: LLM(f / "target", method="ar", max_batch_size=0), "max_batch_size"),
         (lambda f: LLM(f / "target", method="ar", max_batch_size=odd(1.5)), "max_batch_size must be a whole number"),
         (lambda f: LLM(f / "target", method="ar", max_model_len=odd(12.5)), "max_model_len must be a whole number"),
-        (lambda f: TreeConfig(budget=odd("8")), "budget must be a whole number, got '8'"),
+        (lambda f: TreeConfig(budget=odd("8")), "budget must be a whole number or auto, got '8'"),
         (lambda f: TreeConfig(num_reconsider=True), "num_reconsider must be a whole number, got True"),
         (lambda f: TreeConfig(reconsider=Reconsider(propagate=odd("no"))), "propagate must be true or false, got 'no'"),
         (lambda f: TreeConfig(reconsider=Reconsider(reconsider_cap=odd(2.0))), "reconsider_cap must be a whole number"),

@@ -187,7 +187,7 @@ def test_a_batch_equals_each_request_alone(config: TreeConfig, seed: int, coarse
 @given(switched(), seeds)
 def test_a_tree_is_well_formed(config: TreeConfig, seed: int) -> None:
     tree, _ = draft(config, seed, True, [0, 1])
-    assert tree.tokens_RN.shape == (2, 1 + config.budget)
+    assert tree.tokens_RN.shape == (2, 1 + config.max_budget)
     for r in range(2):
         nodes, size = nodes_of(tree, r), int(tree.valid_RN[r].sum())
         assert tree.valid_RN[r, :size].all(), "padding is at the end"

@@ -161,7 +161,7 @@ def test_a_batch_equals_each_request_alone(config: TreeConfig, seed: int, coarse
 @given(configs, seeds)
 def test_a_tree_is_well_formed(config: TreeConfig, seed: int) -> None:
     tree, _ = draft(config, seed, True, [0, 1, 2])
-    assert tree.tokens_RN.shape == (3, 1 + config.budget)
+    assert tree.tokens_RN.shape == (3, 1 + config.max_budget)
     for r in range(3):
         nodes, size = nodes_of(tree, r), int(tree.valid_RN[r].sum())
         assert tree.valid_RN[r, :size].all(), "padding is at the end"

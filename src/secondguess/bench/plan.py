@@ -33,7 +33,7 @@ class Group:
 
 
 def shape(method: Method) -> dict[str, int | str]:
-    """What a bench row tells of a method's tree: 0 where the method has no use for a setting; a budget may be "auto"."""
+    """What a bench row tells of a method's tree: 0 where it has no use for a setting; a budget may be "auto"."""
     return {name: getattr(method.tree, name) if name in method.uses else 0 for name in SHAPE}
 
 

@@ -18,9 +18,7 @@ MOST_BEHIND = 16  # tokens that the next draft may have to read first
 class AdaptiveSpeculator(EagleSpeculator):
     """``config``: the most that a draft takes. ``policy`` is asked before every draft."""
 
-    def __init__(
-        self, drafter: Drafter, config: TreeConfig, num_slots: int, num_columns: int, policy: Policy
-    ) -> None:
+    def __init__(self, drafter: Drafter, config: TreeConfig, num_slots: int, num_columns: int, policy: Policy) -> None:
         super().__init__(drafter, config, num_slots, num_columns)
         self.policy = policy
 

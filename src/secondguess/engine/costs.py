@@ -33,8 +33,8 @@ class Curve:
         return cls(tuple(data["sizes"]), tuple(data["seconds"]))
 
     def at(self, size: ArrayLike) -> np.ndarray:
-        beyond = np.maximum(np.asarray(size, dtype=float) - self.sizes[-1], 0)
-        return np.interp(size, self.sizes, self.seconds) + self._slope() * beyond
+        x = np.asarray(size, dtype=float)
+        return np.interp(x, self.sizes, self.seconds) + self._slope() * np.maximum(x - self.sizes[-1], 0)
 
     def _slope(self) -> float:
         if len(self.sizes) == 1:

@@ -55,7 +55,9 @@ class Worth:
             self.root_probs_K = np.exp(host(pool.logps_RC)[:, 1:]).mean(0)
         fresh_RC = np.where(host(pool.fresh_RC), scores_RC, -np.inf)
         frontier_RF = descending(fresh_RC)[:, : self.grow_width]
-        children_RC = (frontier_RF[..., None] + np.log(np.maximum(self.child_probs_K, 1e-9))).reshape(len(scores_RC), -1)
+        children_RC = (frontier_RF[..., None] + np.log(np.maximum(self.child_probs_K, 1e-9))).reshape(
+            len(scores_RC), -1
+        )
         gain = self.values(np.concatenate((scores_RC, children_RC), 1)).max() - self.values(scores_RC).max()
         more = bool(gain > self.pace * self.step)
         self.num_steps += more
