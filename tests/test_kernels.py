@@ -28,7 +28,9 @@ def layer(num_inputs: int, num_outputs: int, bias: bool = False, seed: int = 0) 
     num_outputs=st.integers(1, 150),
     bias=st.booleans(),
 )
-def test_it_multiplies_with_the_rounded_weights(form: str, rows: int, groups: int, num_outputs: int, bias: bool) -> None:
+def test_it_multiplies_with_the_rounded_weights(
+    form: str, rows: int, groups: int, num_outputs: int, bias: bool
+) -> None:
     linear = layer(groups * GROUP, num_outputs, bias)
     x = torch.randn(rows, groups * GROUP)
     expected = x.double() @ rounded(linear.weight.detach(), form).double().T

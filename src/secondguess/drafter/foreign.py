@@ -88,8 +88,7 @@ def read_foreign(source: Source) -> Imported:
     counts = {key: config[key] for key in (*COUNTS, *NUMBERS)}
     shape = DrafterConfig(
         num_layers=counts.pop("num_hidden_layers"),
-        **flags,
-        **counts,
+        **(flags | counts),
         target_num_layers=config["target_num_layers"],
         own_embedding=table is not None,
         tap_layers=layers,

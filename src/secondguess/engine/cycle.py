@@ -145,8 +145,8 @@ def count(tree: DraftTree, verdict: Verdict, num_steps: int, sequences: list[Seq
     accepted_refined_R = (tree.levels_RN.gather(1, verdict.path_RD.clamp(min=0)) * on_path_RD).sum(1)
     table = torch.stack([drafted_R, verdict.num_emitted_R - 1, refined_R, accepted_refined_R], 1).tolist()
     for s, row in zip(sequences, table, strict=True):
-        s.drafting.count(*row, num_steps)
-        totals.drafting.count(*row, num_steps)
+        s.drafting.count(*row, num_steps=num_steps)
+        totals.drafting.count(*row, num_steps=num_steps)
 
 
 def emit(tree: DraftTree, verdict: Verdict, sequences: list[Sequence], logits_RNV: Tensor) -> int:

@@ -35,6 +35,7 @@ class Menu:
         self.wishes: dict[int, Speculation] = {}  # by slot
         self.switched_off: dict[str, str] = {}  # methods, and why
         self.drafted: list[str] = []  # methods that took part in the newest draft
+        self.num_steps = 0  # the most that any of them took
 
     def draft(self, roots: Roots) -> DraftTree:
         parts, groups = [], self._by_method(roots.slots)
@@ -42,6 +43,7 @@ class Menu:
         for method, rows in groups.items():
             tree = self._draft(method, subset(roots, rows))
             parts += cut_down(tree, rows, [self.wishes[roots.slots[r]].budget for r in rows])
+        self.num_steps = max(self.speculators[method].num_steps for method in groups)
         if len(parts) == 1:
             return parts[0].tree
         order = [r for part in parts for r in part.rows]
@@ -65,11 +67,6 @@ class Menu:
         """A cycle that several methods shared says nothing of what any of them takes."""
         if len(self.drafted) == 1:
             self.speculators[self.drafted[0]].learn(tree, verdict, seconds)
-
-    @property
-    def num_steps(self) -> int:
-        """The most that any of the methods took."""
-        return max(self.speculators[method].num_steps for method in self.drafted)
 
     def _by_method(self, slots: Iterable[int]) -> dict[str, list[int]]:
         groups: dict[str, list[int]] = {}

@@ -41,7 +41,9 @@ def library() -> ctypes.CDLL:
 def _key(compiler: str) -> str:
     """Changes with whatever the result depends on; a home folder may be shared by different machines."""
     cpu = Path("/proc/cpuinfo")
-    flags = next((line for line in cpu.read_text().splitlines() if line.startswith("flags")), "") if cpu.exists() else ""
+    flags = (
+        next((line for line in cpu.read_text().splitlines() if line.startswith("flags")), "") if cpu.exists() else ""
+    )
     made_of = (*(source.read_text() for source in SOURCES), compiler, *FLAGS, platform.machine(), flags)
     return hashlib.sha256("\0".join(made_of).encode()).hexdigest()[:16]
 

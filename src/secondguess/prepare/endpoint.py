@@ -98,7 +98,11 @@ class Endpoint:
 def sampling_fields(params: SamplingParams) -> dict[str, Any]:
     """Those that every server knows, and others only where they are needed."""
     always = {"temperature": params.temperature, "max_tokens": params.max_tokens, "seed": params.seed}
-    needed = {"top_k": params.top_k, "stop": list(params.stop), "stop_token_ids": list(params.stop_token_ids)}
+    needed: dict[str, Any] = {
+        "top_k": params.top_k,
+        "stop": list(params.stop),
+        "stop_token_ids": list(params.stop_token_ids),
+    }
     if params.top_p < 1:
         needed["top_p"] = params.top_p
     return always | {name: value for name, value in needed.items() if value}

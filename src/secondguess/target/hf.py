@@ -57,9 +57,7 @@ class HFTarget:
     Raises UserError for a model type outside ``FAMILIES`` (SmolLM and SmolLM2 are ``llama``).
     """
 
-    def __init__(
-        self, model: Any, tokenizer: PreTrainedTokenizerBase | None = None, form: str = "float32"
-    ) -> None:
+    def __init__(self, model: Any, tokenizer: PreTrainedTokenizerBase | None = None, form: str = "float32") -> None:
         """``model``: a transformers ``...ForCausalLM``. ``form``: of the weights of a float32 model, see ``packed``."""
         check_family(model.config)
         self.model = model.eval().requires_grad_(False)

@@ -50,7 +50,9 @@ def compiled(layer: Any, form: str) -> CompiledLayer:
     """A transformers decoder layer."""
     attention, mlp, d = layer.self_attn, layer.mlp, layer.self_attn.head_dim
     norms = (layer.input_layernorm, layer.post_attention_layernorm)
-    head_norms = [getattr(attention, name).weight if hasattr(attention, name) else None for name in ("q_norm", "k_norm")]
+    head_norms = [
+        getattr(attention, name).weight if hasattr(attention, name) else None for name in ("q_norm", "k_norm")
+    ]
     return CompiledLayer.of(
         (
             joined(attention.q_proj, attention.k_proj, attention.v_proj),

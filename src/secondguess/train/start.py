@@ -44,7 +44,9 @@ def warm_drafter(target: HFTarget, config: TrainConfig) -> Drafter:
     found = load_drafter(folder, embedding, target.spec.num_layers)
     other = f"drafter {folder} has num_layers={found.config.num_layers}, not {config.num_layers}"
     require(found.config.num_layers == config.num_layers, f"{other}: set num_layers, or start from another")
-    require(found.config.tap_layers is None, f"drafter {folder} reads layers of its own: training feeds EAGLE-3's three")
+    require(
+        found.config.tap_layers is None, f"drafter {folder} reads layers of its own: training feeds EAGLE-3's three"
+    )
     drafter = Drafter(replace(found.config, second_look=config.second_look), found.embedding, found.target_ids)
     drafter.target_embedding = found.target_embedding
     initialise(drafter, head_rows(target.head_weight, found.target_ids), final_norm_gain(target.model), config.seed)
