@@ -137,13 +137,13 @@ def test_nodes_and_steps_are_counted() -> None:
 
     params = SamplingParams(max_tokens=30, ignore_eos=True)
     (s,) = decode(target, adaptive(target, Twice(0)), [Request((1, 2, 3), params)])
-    assert s.num_drafted == 3 * s.num_cycles
-    assert s.num_steps == 3 * s.num_cycles
+    assert s.drafting.num_drafted == 3 * s.drafting.num_cycles
+    assert s.drafting.num_steps == 3 * s.drafting.num_cycles
     fixed = EagleSpeculator(tiny_drafter(target), TreeConfig(budget=4, num_steps=2), 3, MAX_LEN + ROOM)
     (s,) = decode(target, fixed, [Request((1, 2, 3), params)])
-    assert (s.num_drafted, s.num_steps) == (4 * s.num_cycles, 2 * s.num_cycles)
+    assert (s.drafting.num_drafted, s.drafting.num_steps) == (4 * s.drafting.num_cycles, 2 * s.drafting.num_cycles)
     (s,) = decode(target, Plain(), [Request((1, 2, 3), params)])
-    assert (s.num_drafted, s.num_steps) == (0, 0)
+    assert (s.drafting.num_drafted, s.drafting.num_steps) == (0, 0)
 
 
 class Awaited:
@@ -172,7 +172,7 @@ def test_what_was_decoded_plainly_is_read_in_pieces_and_nothing_of_it_is_lost() 
         ids = tokens[:i].tolist()
         tree = s.draft(Roots((0,), (ids[-1],), (ids,), (GREEDY,)))
         assert tree.tokens_RN.tolist() == [ids[-1:]]
-        assert s.num_steps == 0
+        assert s.drafting.num_steps == 0
         behind.append(len(s.slots[0].tokens))
         s.accept([Accepted(0, tokens[i : i + 1], taps[i : i + 1])])
     assert max(behind) < MOST_BEHIND

@@ -84,7 +84,6 @@ def test_metrics_equal_hand_computed_numbers() -> None:
             "unaccounted": 0.2,
             "identical_to_ar": 0.5,
             "looping": 0.5,
-            "unaccounted": None,
         }
     )
 

@@ -1,4 +1,4 @@
-"""The compiled linear layers: the weights they say, rows that do not depend on others, a fallback without a compiler."""
+"""The compiled linear layers: the weights they say, rows that depend on no others, a fallback without a compiler."""
 
 from __future__ import annotations
 

@@ -85,10 +85,10 @@ def read_foreign(source: Source) -> Imported:
     target_ids = take_target_ids(source, tensors, config)
     table = take_embedding(source, tensors, config)
     check_consistent(config, table is not None, source.config)
-    counts = {key: config[key] for key in (*COUNTS, *NUMBERS)}
+    counts: dict[str, Any] = flags | {key: config[key] for key in (*COUNTS, *NUMBERS)}
     shape = DrafterConfig(
         num_layers=counts.pop("num_hidden_layers"),
-        **(flags | counts),
+        **counts,
         target_num_layers=config["target_num_layers"],
         own_embedding=table is not None,
         tap_layers=layers,

@@ -89,7 +89,7 @@ class DecoderLayer(nn.Module):
 
 
 class Midlayer(DecoderLayer):
-    """EAGLE-3's layer: it attends by embedding and feature side by side, and adds to the feature (EAGLE-3.1: as it is)."""
+    """EAGLE-3's layer: it attends by embedding and feature side by side, and adds to the feature."""
 
     def __init__(self, c: DrafterConfig) -> None:
         super().__init__(c, 2 * c.hidden_size)
