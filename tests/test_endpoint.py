@@ -54,7 +54,7 @@ class Api(ThreadingHTTPServer):
 
 
 class Handler(BaseHTTPRequestHandler):
-    server: Api
+    server: Api  # type: ignore[assignment]
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))

@@ -65,7 +65,7 @@ def load_chat(name: str) -> Chat:
     try:
         with quiet_transformers():
             config = AutoConfig.from_pretrained(place, trust_remote_code=False).get_text_config()
-            tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=False)
+            tokenizer: Any = AutoTokenizer.from_pretrained(place, trust_remote_code=False)
             end, context_len = _generation_config(place, config).eos_token_id, config.max_position_embeddings
     except Exception as error:  # missing, unreachable, damaged or foreign: the library raises nearly anything
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
