@@ -172,7 +172,7 @@ def test_what_was_decoded_plainly_is_read_in_pieces_and_nothing_of_it_is_lost() 
         ids = tokens[:i].tolist()
         tree = s.draft(Roots((0,), (ids[-1],), (ids,), (GREEDY,)))
         assert tree.tokens_RN.tolist() == [ids[-1:]]
-        assert s.drafting.num_steps == 0
+        assert s.num_steps == 0
         behind.append(len(s.slots[0].tokens))
         s.accept([Accepted(0, tokens[i : i + 1], taps[i : i + 1])])
     assert max(behind) < MOST_BEHIND

@@ -257,7 +257,8 @@ def test_waits_double_and_the_server_may_ask_for_longer(api: Api, monkeypatch) -
     assert all(low <= wait <= 2 * low for low, wait in zip((0.5, 1, 2, 4), waits, strict=True))
     Path("answers.jsonl").unlink()
     waits.clear()
-    api.troubles, api.headers = [429, 429], {"Retry-After": "7"}
+    api.troubles += [429, 429]
+    api.headers = {"Retry-After": "7"}
     assert prepare("--endpoint", api.url) == 0
     assert waits == [7, 7]
 

@@ -122,7 +122,7 @@ def test_a_chat_is_plain_decodings_text(app: FastAPI, plain: LLM, speculation: A
 def test_metrics_of_a_request_have_vllms_shape(app: FastAPI) -> None:
     found = chat(app)["metrics"]["speculative_decoding"]
     histogram, steps = found["acceptance_histogram"], found["num_spec_steps"]
-    assert len(histogram) == TREE.budget + 1
+    assert len(histogram) == TREE.max_budget + 1
     assert sum(histogram) == steps
     accepted = sum(i * count for i, count in enumerate(histogram))
     assert accepted == found["num_accepted_draft_tokens"]

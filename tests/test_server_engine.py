@@ -146,7 +146,7 @@ def test_batch_mates_with_different_methods_write_plain_decodings_text(menu: LLM
         alone = answers(plain, [replace(request, speculation=Speculation())])[0]
         assert output.token_ids == alone.token_ids, request.speculation
         drafted = max(drafted for drafted, _ in output.drafting.cycles)
-        limit = 0 if request.speculation.method == "ar" else request.speculation.budget or TREE.budget
+        limit = 0 if request.speculation.method == "ar" else request.speculation.budget or TREE.max_budget
         assert drafted <= limit
 
 
@@ -180,10 +180,10 @@ def test_counts_add_up(menu: LLM) -> None:
 def test_drafting_counts() -> None:
     d = Drafting()
     for row in ((4, 2, 1, 1), (4, 0, 2, 0), (0, 0, 0, 0), (3, 2, 0, 0)):
-        d.count(*row)
+        d.count(*row, num_steps=2)
     assert d.cycles == Counter({(4, 2): 1, (4, 0): 1, (0, 0): 1, (3, 2): 1})
     assert (d.num_cycles, d.num_drafts, d.num_drafted, d.num_accepted) == (4, 3, 11, 4)
-    assert (d.num_drafted_refined, d.num_accepted_refined) == (3, 1)
+    assert (d.num_drafted_refined, d.num_accepted_refined, d.num_steps) == (3, 1, 8)
     assert d.acceptance_length == 1 + 4 / 3
     assert Drafting().acceptance_length == 1
 
