@@ -211,7 +211,7 @@ def test_unsupported_family(tmp_path) -> None:
 
 def test_unknown_dtype() -> None:
     with pytest.raises(UserError, match="choose one of float32"):
-        load_target("smollm2-135m", dtype="int8")
+        load_target("smollm2-135m", dtype="int3")
 
 
 def test_shallow_models_cannot_be_tapped() -> None:

@@ -57,6 +57,9 @@ class EagleSpeculator:
     def release(self, slot: int) -> None:
         self.slots.pop(slot, None)
 
+    def steps_for(self, slot: int) -> int:
+        return self.num_steps
+
     def learn(self, tree: DraftTree, verdict: Verdict, seconds: float) -> None:
         """One tree shape has nothing to learn."""
 

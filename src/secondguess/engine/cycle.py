@@ -73,7 +73,8 @@ def run_cycle(engine: Engine, batch: Batch) -> None:
         verdict.num_emitted_R,
     )
     engine.speculator.accept(accepted_of(verdict, batch.sequences, out.taps_RNLH))
-    count(tree, verdict, engine.speculator.num_steps, batch.sequences, engine.totals)
+    steps = [engine.speculator.steps_for(s.slot) for s in batch.sequences]
+    count(tree, verdict, steps, batch.sequences, engine.totals)
     engine.totals.num_tokens += emit(tree, verdict, batch.sequences, out.logits_RNV)
     engine.last = CycleTrace(tree, verdict)
     engine.speculator.learn(tree, verdict, perf_counter() - started)
@@ -137,14 +138,17 @@ def accepted_of(verdict: Verdict, sequences: list[Sequence], taps_RNLH: Tensor) 
     ]
 
 
-def count(tree: DraftTree, verdict: Verdict, num_steps: int, sequences: list[Sequence], totals: Totals) -> None:
-    """What was drafted for each request, and what it accepted. A tree's root is valid, at level 0, and no draft."""
+def count(tree: DraftTree, verdict: Verdict, steps: list[int], sequences: list[Sequence], totals: Totals) -> None:
+    """What was drafted for each request, and what it accepted. A tree's root is valid, at level 0, and no draft.
+
+    ``steps``: forwards of the drafter, of each request's draft.
+    """
     drafted_R = tree.valid_RN.sum(1) - 1
     refined_R = (tree.levels_RN * tree.valid_RN).sum(1)
     on_path_RD = torch.arange(verdict.path_RD.shape[1], device=drafted_R.device) < verdict.num_emitted_R[:, None]
     accepted_refined_R = (tree.levels_RN.gather(1, verdict.path_RD.clamp(min=0)) * on_path_RD).sum(1)
     table = torch.stack([drafted_R, verdict.num_emitted_R - 1, refined_R, accepted_refined_R], 1).tolist()
-    for s, row in zip(sequences, table, strict=True):
+    for s, row, num_steps in zip(sequences, table, steps, strict=True):
         s.drafting.count(*row, num_steps=num_steps)
         totals.drafting.count(*row, num_steps=num_steps)
 

@@ -35,7 +35,6 @@ class Menu:
         self.wishes: dict[int, Speculation] = {}  # by slot
         self.switched_off: dict[str, str] = {}  # methods, and why
         self.drafted: list[str] = []  # methods that took part in the newest draft
-        self.num_steps = 0  # the most that any of them took
 
     def draft(self, roots: Roots) -> DraftTree:
         parts, groups = [], self._by_method(roots.slots)
@@ -43,7 +42,6 @@ class Menu:
         for method, rows in groups.items():
             tree = self._draft(method, subset(roots, rows))
             parts += cut_down(tree, rows, [self.wishes[roots.slots[r]].budget for r in rows])
-        self.num_steps = max(self.speculators[method].num_steps for method in groups)
         if len(parts) == 1:
             return parts[0].tree
         order = [r for part in parts for r in part.rows]
@@ -62,6 +60,9 @@ class Menu:
         self.wishes.pop(slot, None)
         for speculator in self.speculators.values():
             speculator.release(slot)
+
+    def steps_for(self, slot: int) -> int:
+        return self.speculators[self.wishes[slot].method or self.default].steps_for(slot)
 
     def learn(self, tree: DraftTree, verdict: Verdict, seconds: float) -> None:
         """A cycle that several methods shared says nothing of what any of them takes."""

@@ -18,8 +18,6 @@ class Ngram:
     a tree; the single newest match is its first path).
     """
 
-    num_steps = 0
-
     def __init__(self, config: TreeConfig) -> None:
         self.config = config
 
@@ -38,6 +36,9 @@ class Ngram:
 
     def release(self, slot: int) -> None:
         pass
+
+    def steps_for(self, slot: int) -> int:
+        return 0
 
     def learn(self, tree: DraftTree, verdict: Verdict, seconds: float) -> None:
         pass

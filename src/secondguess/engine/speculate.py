@@ -54,8 +54,6 @@ class Accepted:
 class Speculator(Protocol):
     """Drafts trees. It may keep a K/V cache of its own, with the engine's slot numbers."""
 
-    num_steps: int  # forwards that the newest draft took, the extend pass included
-
     def draft(self, roots: Roots) -> DraftTree:
         """A tree per request, over ``roots.tokens``, on ``roots.device``."""
         ...
@@ -66,6 +64,10 @@ class Speculator(Protocol):
 
     def release(self, slot: int) -> None:
         """The request in ``slot`` is gone."""
+        ...
+
+    def steps_for(self, slot: int) -> int:
+        """Forwards that the newest draft for a request took, the extend pass included."""
         ...
 
     def learn(self, tree: DraftTree, verdict: Verdict, seconds: float) -> None:
@@ -88,8 +90,6 @@ class Policy(Protocol):
 class Plain:
     """No speculation: a tree of roots alone. Plain decoding is the same cycle with this speculator."""
 
-    num_steps = 0
-
     def draft(self, roots: Roots) -> DraftTree:
         tokens_R1 = torch.tensor(roots.tokens, device=roots.device)[:, None]
         zeros_R1 = torch.zeros_like(tokens_R1)
@@ -100,6 +100,9 @@ class Plain:
 
     def release(self, slot: int) -> None:
         pass
+
+    def steps_for(self, slot: int) -> int:
+        return 0
 
     def learn(self, tree: DraftTree, verdict: Verdict, seconds: float) -> None:
         pass
