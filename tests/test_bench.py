@@ -38,7 +38,8 @@ SMALL = TreeConfig(budget=6, num_steps=3)
 def result(tokens=10, cycles=5, accepted=5, seconds=1.0, ids=(1, 2), group=0, prefill=0.1, id="a") -> Result:
     """Draft, verify, walk and rest take 1, 6, 2 and 1 tenths of ``seconds``."""
     stats = Stats(tokens, cycles, accepted, 0, prefill, 0.1 * seconds, 0.6 * seconds, 0.2 * seconds, 0.1 * seconds)
-    return Result(Key("t", id, "m", 0, 0.0), group, 0, "length", tuple(ids), "", stats)
+    wall = (seconds + prefill) / 0.8
+    return Result(Key("t", id, "m", 0, 0.0), group, 0, "length", tuple(ids), "", stats, wall_s=wall)
 
 
 def test_metrics_equal_hand_computed_numbers() -> None:
@@ -77,6 +78,7 @@ def test_metrics_equal_hand_computed_numbers() -> None:
             "walk_ms": 400 / 30,
             "rest_ms": 200 / 30,
             "prefill_ms": 300.0,
+            "unaccounted": 0.2,
             "identical_to_ar": 0.5,
             "looping": 0.5,
         }

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -66,9 +65,11 @@ def direct(drafter: Drafter, tokens: list[int], taps_TLH: torch.Tensor, depth: i
 class Recorded(ChainSpeculator):
     """Keeps the logits of every row."""
 
-    def offers(self, f_RXH: torch.Tensor, *more: Any) -> Offers:
+    def offers(
+        self, f_RXH: torch.Tensor, known_RMK: torch.Tensor | None = None, noise_RXV: torch.Tensor | None = None
+    ) -> Offers:
         self.logits = [*getattr(self, "logits", []), self.drafter.logits(f_RXH)]
-        return super().offers(f_RXH, *more)
+        return super().offers(f_RXH, known_RMK, noise_RXV)
 
 
 @pytest.mark.parametrize("num_steps", [1, 2, 5])

@@ -8,6 +8,7 @@ import threading
 from contextlib import suppress
 from dataclasses import fields, replace
 from itertools import zip_longest
+from typing import Any
 
 import pytest
 import torch
@@ -22,6 +23,11 @@ from tiny_folder import byte_tokenizer, save_tiny
 
 TREE = TreeConfig(budget=12, num_steps=4, grow_width=3, offer_width=3)
 LONG = SamplingParams(max_tokens=40, ignore_eos=True)
+
+
+def odd(value: Any) -> Any:
+    """A value of a type that the checker would not let pass."""
+    return value
 
 
 @pytest.fixture(scope="module")
@@ -264,12 +270,12 @@ def test_the_end_of_a_text_that_may_become_a_stop_string() -> None:
         (lambda f: LLM(f / "target", "missing"), "no drafter 'missing'"),
         (lambda f: LLM(f / "target", method="ar", max_model_len=10**9), "max_model_len"),
         (lambda f: LLM(f / "target", method="ar", max_batch_size=0), "max_batch_size"),
-        (lambda f: LLM(f / "target", method="ar", max_batch_size=1.5), "max_batch_size must be a whole number"),
-        (lambda f: LLM(f / "target", method="ar", max_model_len=12.5), "max_model_len must be a whole number"),
-        (lambda f: TreeConfig(budget="8"), "budget must be a whole number, got '8'"),
+        (lambda f: LLM(f / "target", method="ar", max_batch_size=odd(1.5)), "max_batch_size must be a whole number"),
+        (lambda f: LLM(f / "target", method="ar", max_model_len=odd(12.5)), "max_model_len must be a whole number"),
+        (lambda f: TreeConfig(budget=odd("8")), "budget must be a whole number, got '8'"),
         (lambda f: TreeConfig(num_reconsider=True), "num_reconsider must be a whole number, got True"),
-        (lambda f: TreeConfig(reconsider=Reconsider(propagate="no")), "propagate must be true or false, got 'no'"),
-        (lambda f: TreeConfig(reconsider=Reconsider(reconsider_cap=2.0)), "reconsider_cap must be a whole number"),
+        (lambda f: TreeConfig(reconsider=Reconsider(propagate=odd("no"))), "propagate must be true or false, got 'no'"),
+        (lambda f: TreeConfig(reconsider=Reconsider(reconsider_cap=odd(2.0))), "reconsider_cap must be a whole number"),
         (lambda f: LLM(f / "target", f / "drafters" / "pr", method="ngram"), "uses no drafter"),
     ],
 )

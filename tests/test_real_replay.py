@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from secondguess import LLM, SamplingParams, TreeConfig
-from secondguess.bench.plan import Prompt, make_groups, prompt_seed
+from secondguess.bench.plan import Prompt, line_up, make_groups, prompt_seed
 from secondguess.bench.replay import read, replay
 from secondguess.bench.report import Findings
 from secondguess.bench.runner import Bench, audit_all, run
@@ -16,7 +16,7 @@ from secondguess.bench.transcript import TranscriptStore, record
 from secondguess.engine import thread
 from secondguess.engine.cycle import CycleTrace
 from secondguess.engine.speculate import Draw
-from secondguess.methods import line_up, make_speculator, parse_method
+from secondguess.methods import make_speculator, parse_method
 from secondguess.target.load import load_target
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e, pytest.mark.timeout(1200)]

@@ -138,7 +138,7 @@ def test_any_combination_equals_the_plain_python_loop(config: TreeConfig, seed: 
 def patient(draw: st.DrawFn) -> TreeConfig:
     """Drafts in which a node may wait for its second look until it has grandchildren."""
     switches: dict[str, Any] = {name: draw(st.sampled_from(WORDS[name])) for name in ("merge", "select")}
-    shape = {name: draw(st.integers(1, 3)) for name in ("num_reconsider", "grow_width", "offer_width")}
+    shape: dict[str, Any] = {name: draw(st.integers(1, 3)) for name in ("num_reconsider", "grow_width", "offer_width")}
     reconsider = Reconsider(**switches, pool="any_unreconsidered", propagate=draw(st.booleans()))
     return TreeConfig(**shape, budget=20, num_steps=draw(st.integers(4, 7)), reconsider=reconsider)
 

@@ -125,7 +125,7 @@ def test_training_logits_equal_the_serving_forward_on_a_chain(setting) -> None:
     tokens = batch.tokens_T
     served: list[torch.Tensor] = []
     offers = s.offers
-    s.offers = lambda f_RXH: served.append(drafter.logits(f_RXH)[0]) or offers(f_RXH)  # type: ignore[method-assign]
+    s.offers = lambda f_RXH, *more: served.append(drafter.logits(f_RXH)[0]) or offers(f_RXH, *more)  # type: ignore
     s.accept([Accepted(0, tokens[1 : anchor + 2], batch.taps_TLH[: anchor + 1])])
     round_ = start_round(s)
     # Step j of the chain: node j at level 0, and node j - 1 reconsidered beside it, as serving batches them.

@@ -8,7 +8,6 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from secondguess.errors import UserError, did_you_mean, require
 
-
 KINDS: dict[type, type | tuple[type, ...]] = {bool: bool, int: int, float: (int, float)}
 NAMES = {bool: "true or false", int: "a whole number", float: "a number"}
 

@@ -117,7 +117,7 @@ class EagleSpeculator:
         )
         return self.drafter.finish(g_RXH, attended_RAXD.transpose(1, 2))
 
-    def offers(self, f_RXH: Tensor, known_RMK: Tensor | None, noise_RXV: Tensor | None) -> Offers:
+    def offers(self, f_RXH: Tensor, known_RMK: Tensor | None = None, noise_RXV: Tensor | None = None) -> Offers:
         """Top-k children of each feature. Temperature is 1 whatever the request asks."""
         return offer(self.drafter, self.config, f_RXH, known_RMK, noise_RXV)
 
@@ -131,7 +131,7 @@ class Round:
         numbers: list[int],
         f_root_RH: Tensor,
         lengths: list[int],
-        noise_RDV: Tensor | None,
+        noise_RDV: Tensor | None = None,
     ) -> None:
         """``noise_RDV``: of the tokens at depths 1, 2, ..., where drafting is coupled."""
         self.speculator, self.noise_RDV = speculator, noise_RDV
