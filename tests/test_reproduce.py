@@ -211,6 +211,15 @@ def test_a_task_whose_texts_all_loop_is_left_out() -> None:
 units = st.lists(st.tuples(st.just(0), st.integers(10, 40), st.integers(5, 10)), min_size=MIN_UNITS, max_size=12)
 
 
+def test_an_average_over_a_few_prompts_of_many_tasks_has_no_interval() -> None:
+    four, six = (replayed(*((0, 20 + i, 10) for i in range(n))) for n in (4, 6))
+    few, enough = estimate("tau", [four, replayed((0, 20, 10)), four], ()), estimate("tau", [four, six], ())
+    assert few is not None
+    assert enough is not None
+    assert (few.num_units, few.low) == (9, None)
+    assert enough.low is not None
+
+
 @given(units)
 def test_intervals_hold_their_numbers(rows) -> None:
     found = estimate("tau", [replayed(*rows)], ())

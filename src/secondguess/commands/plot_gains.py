@@ -27,7 +27,15 @@ def draw_gains(outcomes: Sequence[Outcome], title: str) -> Figure | None:
         for j, quantity in enumerate(quantities):
             panel([o for o in gains if (o.cell.place.part, o.cell.place.quantity) == (part, quantity)], axes[i, j])
             axes[i, j].set_title(f"{quantity}, {part}", fontsize=9)
+    legend(figure)
     return figure
+
+
+def legend(figure: Figure) -> None:
+    """One for all panels, where it hides no point."""
+    pairs = [pair for axes in figure.axes for pair in zip(*reversed(axes.get_legend_handles_labels()), strict=True)]
+    named = dict(pairs)
+    figure.legend(list(named.values()), list(named), loc="outside lower center", ncols=2, fontsize=8)
 
 
 def names_of(gains: Sequence[Outcome], what: str) -> list[str]:
@@ -47,9 +55,6 @@ def panel(gains: Sequence[Outcome], axes: Axes) -> None:
         points(o, axes, where, SPREAD / (3 * len(kinds)), MARKERS[kinds.index(kind) % len(MARKERS)], kind)
     axes.set_xticks(range(len(along)), along, rotation=30, ha="right", fontsize=8)
     axes.set_ylabel("gain, %", fontsize=8)
-    handles, labels = axes.get_legend_handles_labels()
-    named = dict(zip(labels, handles, strict=True))
-    axes.legend(named.values(), named.keys(), fontsize=7)
 
 
 def points(o: Outcome, axes: Axes, where: float, apart: float, marker: str, kind: str) -> None:

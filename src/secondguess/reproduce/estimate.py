@@ -18,7 +18,7 @@ from secondguess.reproduce.cells import BASE_OF, Place
 from secondguess.reproduce.records import Record
 
 INTERVAL = (2.5, 97.5)
-MIN_UNITS = 5  # fewer say nothing of how others would differ
+MIN_UNITS = 5  # a task, on average: fewer say nothing of how others would differ
 
 Sums = Mapping[str, Any]  # numbers, or arrays [S], by column
 STATS: dict[str, Callable[[Sums], Any]] = {
@@ -59,7 +59,7 @@ def estimate(quantity: str, ours: Sequence[Record], over: Sequence[Record]) -> V
     if value is None or not np.isfinite(value):
         return None
     low = high = None
-    if num_units >= MIN_UNITS:
+    if num_units >= MIN_UNITS * len(masks):
         values_S = number(quantity, ours, over, [resampled(mask, stream) for stream, mask in enumerate(masks)])
         low, high = map(float, np.nanpercentile(values_S, INTERVAL))
     return Value(float(value), low, high, num_units, len(flowing), float(everything))
