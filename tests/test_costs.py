@@ -23,8 +23,8 @@ TREE = TreeConfig(budget="auto", num_steps=5)
 FLAT = Curve((1, 64), (0.25, 0.25))
 
 
-def test_a_curve_joins_medians_and_goes_on() -> None:
-    curve = Curve.of({4: [3.0, 1.0, 2.0], 1: [1.0], 8: [4.0, 4.0]})
+def test_a_curve_joins_the_shortest_times_and_goes_on() -> None:
+    curve = Curve.of({4: [3.0, 2.5, 2.0], 1: [1.0], 8: [4.0, 4.0]})
     assert curve == Curve((1, 4, 8), (1.0, 2.0, 4.0))
     assert curve.at([0, 1, 2.5, 6, 8, 12]).tolist() == [1.0, 1.0, 1.5, 3.0, 4.0, 6.0]
     assert Curve((3,), (2.0,)).at(9) == 2.0

@@ -109,6 +109,16 @@ def test_drafts_that_lose_cost_little(gain: float) -> None:
     assert decode(switch, 4000, gain)[1] > 0.98
 
 
+def test_drafts_that_bring_next_to_nothing_are_given_up_at_once() -> None:
+    switch = Switch()
+    for _ in range(16):
+        if switch.drafts():
+            switch.learn(True, 1.05, 1.15, 1)
+        else:
+            switch.learn(False, 1.0, 1.0, 1)
+    assert switch.pause > 0
+
+
 @pytest.mark.parametrize("gain", [1.05, 1.3, 2.0])
 def test_drafts_that_win_go_on(gain: float) -> None:
     share, pace = decode(Switch(), 4000, gain)

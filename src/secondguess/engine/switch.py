@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from math import sqrt
 
-SPREAD = 0.6  # of the tokens of a cycle of one request, relative to their mean
+SPREAD = 1.2  # of a cycle's accepted tokens, relative to the root of their mean
 FIRST_TRIAL, TRIAL = 8, 4  # drafted cycles before the verdict
 FIRST_PAUSE, LONGEST_PAUSE = 32, 512  # plain cycles between two trials
 FIRST_PEEK, LONGEST_PEEK = 4, 64  # drafted cycles between two plain ones
@@ -41,6 +41,13 @@ class Ratio:
     @property
     def value(self) -> float:
         return self.above / self.below
+
+
+def hope(ratio: Ratio, requests: int) -> float:
+    """An optimistic reading of tokens per request over time, of cycles of so many requests."""
+    tokens = ratio.above / ratio.weight  # of a cycle
+    spread = SPREAD * sqrt(max(tokens - 1, 0.0)) / tokens
+    return ratio.value * (1 + spread / sqrt(ratio.weight * requests))
 
 
 @dataclass(slots=True)
@@ -76,8 +83,7 @@ class Switch:
         for ratio in memories:
             ratio.add(tokens, time)
         self.trial = max(0, self.trial - 1)
-        hope = min(ratio.value * (1 + SPREAD / sqrt(ratio.weight * requests)) for ratio in memories)
-        if self.trial == 0 and hope < self.plain.value:
+        if self.trial == 0 and min(hope(ratio, requests) for ratio in memories) < self.plain.value:
             self._give_up()
         elif self.lasting.weight > SETTLED and self.lasting.value > self.plain.value:
             self.next_pause = FIRST_PAUSE
