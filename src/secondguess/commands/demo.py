@@ -23,8 +23,8 @@ PROMPTS = (
     "I have never run before. How should I train for my first 5 km run?",
     "Write a Python function that takes a list of numbers and returns its mean and its median.",
 )
-# Fastest on two CPU cores, where every verified token costs arithmetic; GPUs take more.
-TREE = TreeConfig(budget=8)
+# Fastest on two CPU cores, where every verified token costs arithmetic: four rows with the root. GPUs take more.
+TREE = TreeConfig(budget=3, num_steps=3)
 # Answers of one length, so that no method is measured on a few tokens.
 PARAMS = SamplingParams(max_tokens=96, min_tokens=96, seed=0)
 
