@@ -33,13 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     tasks = f"comma-separated, some of {', '.join(ORDER)} (default: those that are found)"
     add("--tasks", type=comma_separated(str), default=ORDER, metavar="NAME,...", help=tasks)
     add("--limit", type=int, default=60, metavar="INT", help="prompts per task for tau, evenly spaced (default: 60)")
-    add(
-        "--live-limit",
-        type=int,
-        default=8,
-        metavar="INT",
-        help="prompts per task for time, at most --limit (default: 8)",
-    )
+    live = "prompts per task for time, at most --limit (default: 8)"
+    add("--live-limit", type=int, default=8, metavar="INT", help=live)
     add("--budget", dest="budgets", type=ints, metavar="INT,...", help=f"draft tokens verified per cycle, {instead}")
     add("--temperature", dest="temperatures", type=floats, metavar="FLOAT,...", help=f"temperatures, {instead}")
     add_texts(parser)

@@ -56,8 +56,8 @@ def how(world: World) -> str:
         f"{a.live_limit} prompts a task (as many as a batch takes, if that is more), on which plain decoding and all "
         "methods take turns. Prompts whose plain text repeats itself (over half of its 4-grams occurred in it before) "
         "are left out; with_loops in cells.json is with them. Intervals are 95 %: bootstrap over prompts, or groups "
-        "decoded together (none for fewer than 5 a task), and Wilson's of shares. A gain or share contradicts the paper if "
-        "its interval lies on the other side of no difference, or wholly outside of half to twice the paper's."
+        "decoded together (none for fewer than 5 a task), and Wilson's of shares. A gain or share contradicts the "
+        "paper if its interval lies on the other side of no difference, or wholly outside of half to twice the paper's."
     )
 
 
