@@ -109,5 +109,9 @@ def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
         with pytest.raises(build.BuildError, match=r"false cannot compile decoder\.c"):
             build.library()
         assert not list((tmp_path / "kernels").iterdir())
+        (tmp_path / "file").touch()
+        monkeypatch.setenv("SECONDGUESS_CACHE", str(tmp_path / "file"))
+        with pytest.raises(build.BuildError, match="nothing can be kept in"):
+            build.library()
     finally:
         build.library.cache_clear()

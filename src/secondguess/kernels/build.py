@@ -32,9 +32,12 @@ def library() -> ctypes.CDLL:
         raise BuildError("no C compiler: install gcc or clang, or name one in the variable CC")
     path = cache_dir() / "kernels" / f"{_key(compiler)}.so"
     if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as temporary:
-            _compile(compiler, temporary)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with replacing(path) as temporary:
+                _compile(compiler, temporary)
+        except OSError as error:
+            raise BuildError(f"nothing can be kept in {path.parent}: {error.strerror}") from error
     return _declare(path)
 
 

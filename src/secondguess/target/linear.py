@@ -8,6 +8,7 @@ row alone takes other code). Weights of fewer bits are read by our own kernel.
 from __future__ import annotations
 
 import logging
+from functools import cache
 
 import torch
 from torch import Tensor, nn
@@ -44,9 +45,15 @@ def packed(linear: nn.Linear, form: str = "float32") -> nn.Module:
     try:
         return CompactLinear(linear, form)
     except BuildError as error:
-        logging.getLogger(__name__).warning("%s weights are multiplied in float32: %s", form, error)
+        warn_once(form, str(error))
         linear.weight = nn.Parameter(rounded(linear.weight.detach(), form), requires_grad=False)
         return packed(linear)
+
+
+@cache
+def warn_once(form: str, reason: str) -> None:
+    """Not for each of a model's layers."""
+    logging.getLogger(__name__).warning("%s weights are multiplied in float32: %s", form, reason)
 
 
 def head_form(head: nn.Linear, form: str) -> str:
