@@ -62,6 +62,17 @@ def test_same_tokens_as_plain_generate(model, drafter, inputs, options) -> None:
     assert torch.equal(ours, plain)
 
 
+def test_an_end_token_that_comes_early_is_held_back(model, drafter) -> None:
+    plain, lengths = model.generate(PROMPT, max_new_tokens=24), []
+    end = int(plain[0, PROMPT.shape[1] + 1])
+    for least in ({}, {"min_new_tokens": 9}, {"min_length": 14}):
+        options = {"max_new_tokens": 24, "eos_token_id": end, **least}
+        wanted = model.generate(PROMPT, **options)
+        assert torch.equal(model.generate(PROMPT, **options, custom_generate=decode, drafter=drafter), wanted)
+        lengths.append(wanted.shape[1])
+    assert lengths[0] < min(lengths[1:])
+
+
 def test_a_folder_does_the_same_and_streams(model, drafter, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
     monkeypatch.setattr(sys, "path", [*sys.path])  # which it adds that folder to
@@ -93,6 +104,7 @@ def test_the_model_stays_its_owners(model, drafter) -> None:
     assert model.training
     assert all(parameter.requires_grad for parameter in model.parameters())
     with torch.no_grad():
+        model.model.layers[3].self_attn.q_proj.weight.neg_()  # the engine has joined it with others, in a copy
         model.model.norm.weight[::2] = -3.0
     changed = model.generate(PROMPT, max_new_tokens=12, custom_generate=decode, drafter=drafter)
     assert torch.equal(changed, model.generate(PROMPT, max_new_tokens=12))
