@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from secondguess.bench.peers.known import PEER, choose_peers, make_peer
+from secondguess.bench.peers.known import KNOWN, PEER, choose_peers, make_peer
 from secondguess.bench.peers.process import Peer
 from secondguess.bench.plan import make_groups
 from secondguess.bench.runner import Bench
@@ -20,7 +20,7 @@ from secondguess.bench.tasks import TaskPrompt
 from secondguess.commands.conversations import encode_all
 from secondguess.config import TreeConfig
 from secondguess.drafter.checkpoint import weights_digest
-from secondguess.drafter.shipped import find_drafter, shipped_for
+from secondguess.drafter.shipped import find_drafter
 from secondguess.engine.thread import run
 from secondguess.errors import UserError
 from secondguess.llm import LLM
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
+PEER_ROOM = 16  # tokens past the longest answer: vLLM stops drafting where a draft would not fit
 CONVERSATION_BATCH = 16  # first answers are decoded together, whatever is timed
 
 
@@ -55,23 +56,29 @@ def make_peers(args: argparse.Namespace, target: HFTarget, longest: int) -> dict
     if args.batch_size != 1:
         raise UserError("peers decode one prompt at a time: leave --batch-size at 1")
     forms = forms_of(args.target)
-    chosen = choose_peers(args.peers, forms)
-    drafter = run(shipped_for, target.embedding).get("eagle3.1")
-    if "vllm:eagle3" in chosen and drafter is None:
-        raise UserError("peer vllm:eagle3 needs a shipped eagle3.1 drafter, and none ships for this target")
     common = {
         "threads": torch.get_num_threads(),
         "dtype": args.dtype,
-        "max_len": min(longest + 1, target.spec.context_len),
-        "drafter": str(drafter),
+        "max_len": min(longest + PEER_ROOM, target.spec.context_len),
     }
-    logs = Path(tempfile.mkdtemp(prefix="secondguess-peers-"))
-    return {
-        Method(name, PEER, TreeConfig()): make_peer(
-            name, forms, common, sorted(target.spec.eos_token_ids), logs / f"{name.replace(':', '-')}.log"
-        )
-        for name in chosen
-    }
+    logs, end_ids = Path(tempfile.mkdtemp(prefix="secondguess-peers-")), sorted(target.spec.eos_token_ids)
+    peers = {}
+    for name in choose_peers(args.peers, forms):
+        drafter = peer_drafter(name, args.drafter, target)
+        log = logs / f"{name.replace(':', '-')}.log"
+        peers[Method(name, PEER, TreeConfig())] = make_peer(name, forms, common | {"drafter": drafter}, end_ids, log)
+    return peers
+
+
+def peer_drafter(name: str, drafter: str | None, target: HFTarget) -> str | None:
+    """The folder of the drafter that a peer uses, if it uses one. Raises UserError when there is none."""
+    wanted = KNOWN[name].drafter
+    if wanted is None:
+        return None
+    try:
+        return str(run(find_drafter, drafter, wanted, target.embedding))
+    except UserError as error:
+        raise UserError(f"peer {name}: {error}") from None
 
 
 def open_store(args: argparse.Namespace, target: HFTarget, bench: Bench, record: dict[str, Any]) -> Store:

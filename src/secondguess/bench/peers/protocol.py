@@ -2,7 +2,8 @@
 
 A worker is a script that gets one JSON argument and then talks in JSON lines: it says ``{"ready": ..., "versions":
 {...}}``, takes ``{"prompt_ids", "max_new_tokens", "end_ids"}`` and answers ``{"token_ids", "prefill_s", "decode_s",
-"peak_memory_bytes"}`` or ``{"error"}``. ``decode_s`` runs from the first new token to the last.
+"peak_memory_bytes"}`` or ``{"error"}``. ``decode_s`` runs from the first new token to the last. An engine that drafts
+may add ``num_cycles``, ``num_drafted`` and ``num_accepted``.
 """
 
 from __future__ import annotations
