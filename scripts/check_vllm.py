@@ -4,8 +4,9 @@
     scripts/peers.sh vllm
     .venv/bin/python scripts/check_vllm.py --out runs/vllm
 
-Each shipped drafter is exported, and the doctor's prompts are decoded greedily in one run by us (plainly, and with chains
-as long as vLLM's) and by vLLM (plainly, with ``method: eagle3`` and, for PR, with our proposer). Exit code 1 unless
+Each shipped drafter is exported. Then, in one run, the doctor's prompts are decoded greedily by us (plainly, and with
+chains as long as vLLM's) and by vLLM (plainly, with ``method: eagle3`` and, for PR, with our proposer). Other arguments
+are those of ``secondguess bench``. Exit code 1 unless
 
 - every text of vLLM with a drafter is that of vLLM without one;
 - ``method: eagle3`` accepts as much as our own chains of the same checkpoint, to 2 %.
@@ -74,5 +75,6 @@ if __name__ == "__main__":
     parser.add_argument("--out", type=Path, default=Path("runs/vllm"), help="folder (default: runs/vllm)")
     args, bench = parser.parse_known_args()
     complaints = [line for name in PEERS for line in run(name, args.out, bench)]
-    sys.stdout.write("\n".join(complaints or ["vLLM writes the same texts, and accepts as much as our own chains"]) + "\n")
+    fine = "vLLM writes the same texts, and accepts as much as our own chains"
+    sys.stdout.write("\n".join(complaints or [fine]) + "\n")
     sys.exit(1 if complaints else 0)
