@@ -9,6 +9,7 @@ import argparse
 import re
 from collections.abc import Sequence
 from dataclasses import MISSING, Field, fields
+from inspect import cleandoc
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -23,7 +24,7 @@ ROOT = Path(__file__).parent.parent
 WHOLE = {"index.md": "README.md", "contributing.md": "CONTRIBUTING.md", "changelog.md": "CHANGELOG.md"}
 CONFIGS = {
     "Draft tree": (TreeConfig, "Flags of most commands, and settings of a method (`pr:budget=8,num_steps=4`)."),
-    "Second looks": (Reconsider, "Settings of `pr` and `hass+pr` (`pr:merge=drop`). What the names mean is said below."),
+    "Second looks": (Reconsider, "Settings of `pr` and `hass+pr` (`pr:merge=drop`); what they mean is said below."),
     "Sampling": (SamplingParams, "Flags of `generate`, fields of the API, and of `secondguess.SamplingParams`."),
     "Training": (TrainConfig, "Keys of the YAML file of `train`, and `key=value` on its command line."),
     "Server": (Settings, "Flags of `serve`, beside those of the draft tree."),
@@ -91,7 +92,8 @@ def configuration_page() -> str:
         hints = get_type_hints(cls)
         rows = [row(field, hints[field.name]) for field in fields(cls) if "help" in field.metadata]
         parts += [f"## {title}", about, table(("name", "value", "default", "meaning"), rows)]
-    parts += ["### What merge and select do", f"```text\n{words_of(Reconsider)}\n```"]
+        if cls is Reconsider:
+            parts.append(words_of(cls))
     uses = [(f"`{method}`", ", ".join(f"`{name}`" for name in names) or "none") for method, names in USES.items()]
     short = ", ".join(f"`{a}` is `{b}`" for a, b in SHORT.items())
     parts += ["## Methods", f"Settings that each takes. For short, {short}.", table(("method", "settings"), uses)]
@@ -110,8 +112,7 @@ def row(field: Field[Any], hint: Any) -> tuple[str, str, str, str]:
 
 def words_of(cls: type) -> str:
     """A class's docstring, without the paragraphs that open and close it."""
-    lines = [line.removeprefix("    ") for line in (cls.__doc__ or "").splitlines()]
-    return "\n\n".join("\n".join(lines).strip().split("\n\n")[1:-1])
+    return "\n\n".join(cleandoc(cls.__doc__ or "").split("\n\n")[1:-1]).replace("``", "`")
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
