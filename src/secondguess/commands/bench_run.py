@@ -61,7 +61,7 @@ def make_peers(args: argparse.Namespace, target: HFTarget, longest: int) -> dict
         raise UserError("peer vllm:eagle3 needs a shipped eagle3.1 drafter, and none ships for this target")
     common = {
         "threads": torch.get_num_threads(),
-        "dtype": args.dtype,
+        "dtype": str(target.spec.dtype).removeprefix("torch."),
         "max_len": min(longest + 1, target.spec.context_len),
         "drafter": str(drafter),
     }
