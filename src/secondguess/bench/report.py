@@ -107,9 +107,9 @@ class Findings:
 
     def mode(self, method: Method) -> str:
         """The numbers that a method computes with."""
-        own = KNOWN[method.typed].mode if method.name == PEER else None
-        plain = next(iter(self.bench.llms.values()))
-        return own or str(plain.target.spec.dtype).removeprefix("torch.")
+        if method in self.bench.peers:
+            return self.bench.peers[method].mode
+        return self.bench.llms[method].target.spec.mode
 
 
 def is_plain(method: Method) -> bool:

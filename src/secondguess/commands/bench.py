@@ -11,6 +11,7 @@ from secondguess.bench.peers.known import KNOWN
 from secondguess.commands.progress import progress
 from secondguess.commands.record import add_json, make_record, passport, write_json
 from secondguess.commands.workload import add_workload, check, comma_separated
+from secondguess.lock import locked
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -67,7 +68,7 @@ def measure(bench: Bench, store: Store, console: Console) -> Findings:
 
     longest = bench.max_new_tokens - 1  # prefill emits the first
     total = bench.num_results * longest
-    with progress(console) as bar:
+    with locked(store.folder), progress(console) as bar:
         task = bar.add_task("decode tokens", total=total)
 
         def count(result: Result) -> None:
@@ -85,6 +86,9 @@ def write(findings: Findings, record: dict[str, Any], folder: Path, json_file: P
     from secondguess.bench.report import markdown, rich_tables
     from secondguess.commands.compare import stdout_console
 
+    peers = findings.bench.peers.items()
+    theirs = {f"{m.typed}: {name}": version for m, peer in peers for name, version in peer.versions.items()}
+    record = record | {"versions": record["versions"] | theirs}
     rows = findings.rows()
     shown = rows + findings.totals() if len({row["task"] for row in rows}) > 1 else rows
     for path in filter(None, (folder / "summary.json", json_file)):

@@ -58,7 +58,7 @@ def make_peers(args: argparse.Namespace, target: HFTarget, longest: int) -> dict
     forms = forms_of(args.target)
     common = {
         "threads": torch.get_num_threads(),
-        "dtype": args.dtype,
+        "dtype": str(target.spec.dtype).removeprefix("torch."),
         "max_len": min(longest + PEER_ROOM, target.spec.context_len),
     }
     logs, end_ids = Path(tempfile.mkdtemp(prefix="secondguess-peers-")), sorted(target.spec.eos_token_ids)

@@ -16,8 +16,11 @@ FOLDER = Path(__file__).parent
 class Peer:
     """Starts with the first request. Greedy only. Raises RuntimeError with the engine's own words when it fails."""
 
-    def __init__(self, python: Path, worker: str, config: Mapping[str, Any], end_ids: Sequence[int], log: Path) -> None:
-        """``log``: what the engine prints."""
+    def __init__(
+        self, python: Path, worker: str, config: Mapping[str, Any], end_ids: Sequence[int], log: Path, mode: str
+    ) -> None:
+        """``log``: what the engine prints. ``mode``: the numbers it computes with, as in ``TargetSpec.mode``."""
+        self.mode = mode
         self._log = log
         self._command = [str(python), str(FOLDER / worker), json.dumps(dict(config))]
         self._end_ids = list(end_ids)
