@@ -204,6 +204,14 @@ def initialise(drafter: Drafter, head_rows: Tensor, final_norm_gain: Tensor, see
             small = name.endswith(("o_proj.weight", "down_proj.weight"))
             p.normal_(0.0, (0.1 if small else 1.0) * p.shape[1] ** -0.5, generator=g)
     drafter.lm_head.weight.copy_(head_rows * final_norm_gain)
+    start_query(drafter)
+
+
+@torch.no_grad()
+def start_query(drafter: Drafter) -> None:
+    """Start the self-query, if there is one, at the mean embedding: the most neutral token.
+
+    Zero would be undefined under the input norm.
+    """
     if drafter.config.has_self_query:
-        # Zero would be undefined under the input norm; the mean embedding is the most neutral token.
         drafter.self_query.copy_(drafter.embedding.mean(dim=0))

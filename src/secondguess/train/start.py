@@ -10,7 +10,7 @@ from torch import Tensor
 
 from secondguess.drafter.checkpoint import load_drafter
 from secondguess.drafter.fit import drafter_config, final_norm_gain, head_rows
-from secondguess.drafter.model import Drafter, initialise
+from secondguess.drafter.model import Drafter, initialise, start_query
 from secondguess.drafter.shipped import find_drafter
 from secondguess.drafter.vocab import choose_vocab
 from secondguess.errors import require
@@ -49,7 +49,7 @@ def warm_drafter(target: HFTarget, config: TrainConfig) -> Drafter:
     )
     drafter = Drafter(replace(found.config, second_look=config.second_look), found.embedding, found.target_ids)
     drafter.target_embedding = found.target_embedding
-    initialise(drafter, head_rows(target.head_weight, found.target_ids), final_norm_gain(target.model), config.seed)
+    start_query(drafter)
     drafter.load_state_dict(found.state_dict(), strict=False)  # only the self-query may differ
     return drafter
 
