@@ -15,6 +15,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from secondguess.cli import COMMANDS, parser_of
 from secondguess.config import Reconsider, TreeConfig
+from secondguess.fields import alternatives
 from secondguess.methods import SHORT, USES
 from secondguess.server.settings import Settings
 from secondguess.train.config import TrainConfig
@@ -103,11 +104,17 @@ def configuration_page() -> str:
 
 
 def row(field: Field[Any], hint: Any) -> tuple[str, str, str, str]:
-    value = ", ".join(map(str, get_args(hint))) if get_origin(hint) is Literal else str(field.type)
     factory = field.default_factory
     default = field.default if factory is MISSING else factory()
     shown = "required" if default is MISSING else f"`{default}`"
-    return f"`{field.name}`", value, shown, field.metadata["help"]
+    return f"`{field.name}`", kind_of(hint), shown, field.metadata["help"]
+
+
+def kind_of(hint: Any) -> str:
+    if get_origin(hint) is Literal:
+        return ", ".join(map(str, get_args(hint)))
+    kind, instead = alternatives(hint)
+    return " or ".join([kind.__name__, *("none" if value is None else value for value in instead)])
 
 
 def words_of(cls: type) -> str:

@@ -232,7 +232,7 @@ def test_references_are_whole(site: dict[str, str], hooks: ModuleType) -> None:
         flags = {flag for action in parser._actions for flag in action.option_strings}
         assert flags <= {*re.findall(r"`(-[\w-]+)`", section)}, name
     configuration = site["reference/configuration.md"]
-    assert "| `budget` | int | `48` |" not in configuration  # or auto
+    assert "| `budget` | int or auto | `48` |" in configuration
     assert "| `num_steps` | int | `8` | drafter forwards per cycle (gamma) |" in configuration
     assert "| `responses` | str | required | JSONL file" in configuration
     assert "`novel_only` the same" in configuration
