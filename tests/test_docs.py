@@ -11,6 +11,7 @@ import json
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -19,7 +20,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, dynamic_module_utils
 
 from docs_commands import PAGES, ROOT, Command, commands, python_blocks
 from foreign_drafter import write_foreign
@@ -159,7 +160,9 @@ def test_what_is_only_read_is_there() -> None:
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if python_blocks(page)])
-def test_python_runs(page: str, workplace: Path) -> None:
+def test_python_runs(page: str, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(workplace / "modules"))
+    monkeypatch.setattr(sys, "path", [*sys.path])  # which it adds that folder to
     model = AutoModelForCausalLM.from_pretrained("target", dtype=torch.float32)
     ids = torch.tensor([[5, 6, 7]])
     names: dict[str, Any] = {"model": model, "inputs": {"input_ids": ids, "attention_mask": torch.ones_like(ids)}}
