@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Draws docs/pictures/draft.svg: a draft of the shipped PR drafter on the doctor's prompts, forward by forward.
 
-    .venv/bin/python scripts/draw_draft.py
+.venv/bin/python scripts/draw_draft.py
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """docs/quick-start.md as a stranger takes it: a model's folder, the installed program, one command after the other.
 
-``pytest -m slow -s tests/test_stranger.py`` shows what each took. The model is small and random, and flags are added that
-make the commands short; nothing else differs from the page.
+``pytest -m slow -s tests/test_stranger.py`` shows what each took. The model is small and random, and flags are added
+that make the commands short; nothing else differs from the page.
 """
 
 from __future__ import annotations

@@ -17,7 +17,8 @@ COUNTS = {
 
 def start(config: dict[str, Any]) -> Decode:
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
-    os.environ["VLLM_CPU_OMP_THREADS_BIND"] = f"0-{config['threads'] - 1}"
+    cores = sorted(os.sched_getaffinity(0))[: config["threads"]]  # those that this process may use
+    os.environ["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, cores))
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # an engine in another process would wait actively
     from vllm import LLM, SamplingParams
     from vllm.inputs import TokensPrompt
