@@ -20,9 +20,9 @@ from secondguess.bench.tasks import TaskPrompt
 from secondguess.commands.conversations import encode_all
 from secondguess.config import TreeConfig
 from secondguess.drafter.checkpoint import weights_digest
-from secondguess.drafter.shipped import find_drafter
+from secondguess.drafter.shipped import find_drafter, shipped_for
 from secondguess.engine.thread import run
-from secondguess.errors import UserError
+from secondguess.errors import UserError, require
 from secondguess.llm import LLM
 from secondguess.methods import Method
 from secondguess.target.hf import HFTarget
@@ -65,23 +65,31 @@ def make_peers(args: argparse.Namespace, target: HFTarget, longest: int) -> dict
     peers = {}
     for name in choose_peers(args.peers, forms):
         drafter = peer_drafter(name, args.drafter, target)
+        if KNOWN[name].drafter and drafter is None:
+            missing = f"peer {name} needs a drafter like {KNOWN[name].drafter}, and none ships for this target"
+            require(name not in args.peers, f"{missing}: name one (--drafter)")
+            continue  # of all that are installed
         log = logs / f"{name.replace(':', '-')}.log"
         peers[Method(name, PEER, TreeConfig())] = make_peer(name, forms, common | {"drafter": drafter}, end_ids, log)
     return peers
 
 
 def peer_drafter(name: str, drafter: str | None, target: HFTarget) -> str | None:
-    """The folder of the drafter that a peer uses, if it uses one. Raises UserError when there is none."""
+    """The folder of the drafter that a peer uses: that which is given, or ships. None where there is none."""
     wanted = KNOWN[name].drafter
     if wanted is None:
         return None
-    try:
+    if drafter is not None:
         return str(run(find_drafter, drafter, wanted, target.embedding))
-    except UserError as error:
-        raise UserError(f"peer {name}: {error}") from None
+    shipped = run(shipped_for, target.embedding).get(wanted)
+    return None if shipped is None else str(shipped)
 
 
-def open_store(args: argparse.Namespace, target: HFTarget, bench: Bench, record: dict[str, Any]) -> Store:
+def default_folder() -> Path:
+    return Path("runs") / f"bench-{datetime.now():%Y%m%d-%H%M%S}"
+
+
+def open_store(args: argparse.Namespace, folder: Path, target: HFTarget, bench: Bench, record: dict[str, Any]) -> Store:
     """The run folder. A result may be continued only with what would have given the same one, on the same machine."""
     flags = {name: value for name, value in vars(args).items() if name not in ("out", "json", "data_dir", "tasks")}
     made_of = {
@@ -91,9 +99,9 @@ def open_store(args: argparse.Namespace, target: HFTarget, bench: Bench, record:
             [p.task, p.id, hashlib.sha256(str(p.ids).encode()).hexdigest()] for g in bench.groups for p in g.prompts
         ],
         "machine": record["machine"],
-        "peers": [method.typed for method in bench.peers],
+        "peers": {m.typed: peer.drafter and weights_digest(Path(peer.drafter)) for m, peer in bench.peers.items()},
+        "versions": record["versions"],
     }
-    folder = args.out or Path("runs") / f"bench-{datetime.now():%Y%m%d-%H%M%S}"
     return Store(folder, flags | made_of, record["revision"])
 
 

