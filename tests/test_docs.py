@@ -40,7 +40,7 @@ SHORTER: dict[str, list[str]] = {
     "prepare": ["--max-new-tokens", "16"],
     "doctor": ["--max-new-tokens", "4"],
     "train": [
-        "target=target", "draft_vocab_size=64", "unroll_steps=2", "epochs=1", "batch_size=4", "eval_every=100",
+        "target=target", "draft_vocab_size=64", "unroll_steps=2", "epochs=1", "batch_size=2", "eval_every=100",
         "held_out=0.3", "eval_responses=2",
     ],
 }  # fmt: skip
@@ -126,7 +126,8 @@ def short(argv: list[str]) -> list[str]:
         argv.append("--plan")
     if argv[0] == "reproduce":
         argv += ["--limit", "2", "--live-limit", "1", "--max-new-tokens", "8", "--dtype", "float32"]
-    return argv + SHORTER.get(argv[0], [])
+    last = max((i for i, word in enumerate(argv) if argv[0] == "train" and "=" in word), default=len(argv) - 1)
+    return argv[: last + 1] + SHORTER.get(argv[0], []) + argv[last + 1 :]  # train takes its settings in one place
 
 
 def only_read(argv: list[str]) -> bool:
