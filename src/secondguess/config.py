@@ -159,6 +159,7 @@ class DrafterConfig:
     rms_norm_eps: float = 1e-5
     num_layers: int = 1  # of M; EAGLE-3.1 has one
     second_look: SecondLook | None = None  # that level 1 was trained with; None: there is only level 0
+    lens: bool = False  # level 1 reads level 0's feature through a matrix of its own; not in the paper
     fc_norm: bool = True  # a norm for each tapped state, before they are joined
     norm_before_fc: bool = False  # one norm for all of them, joined
     norm_before_residual: bool = False  # the block adds to the normed feature, not to the raw one
@@ -171,6 +172,11 @@ class DrafterConfig:
     @property
     def has_self_query(self) -> bool:
         return self.second_look is not None and self.second_look.query_slot == "self_query"
+
+    @property
+    def level1_tensors(self) -> tuple[str, ...]:
+        """Names of the parameters that only second looks use."""
+        return ("self_query",) * self.has_self_query + ("lens.weight",) * self.lens
 
     @property
     def num_taps(self) -> int:

@@ -23,6 +23,15 @@ def query(drafter: Drafter, look: SecondLook, e: Tensor, f: Tensor) -> Tensor:
     return e
 
 
+def ask(drafter: Drafter, look: SecondLook, e: Tensor, f: Tensor) -> tuple[Tensor, Tensor]:
+    """What M reads at a second look of feature ``f`` in place of embedding and feature. [..., H] each."""
+    asked = query(drafter, look, e, f)
+    if not drafter.config.lens:
+        return asked, f
+    to_e, to_f = drafter.lens(f).chunk(2, dim=-1)
+    return asked + to_e, f + to_f
+
+
 def offer(
     drafter: Drafter,
     config: TreeConfig,
