@@ -16,6 +16,7 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from secondguess.engine.slots import SlotCache
 from secondguess.errors import UserError
+from secondguess.kernels.build import sources_digest
 from secondguess.kernels.linear import CompactLinear
 from secondguess.target import attention
 from secondguess.target.base import TargetSpec, default_tap_layers
@@ -70,6 +71,12 @@ class HFTarget:
         self._softcap: float | None = getattr(model.config, "final_logit_softcapping", None)
         self._body = body_of(model, form)
         self._body.decoder.tap(self.spec.tap_layers)
+
+    @property
+    def forward_id(self) -> str:
+        """Names the code that runs the layers: what it writes may part at a near-tie from what another writes."""
+        decoder = type(self._body.decoder).__name__
+        return f"{decoder} {sources_digest()}" if isinstance(self._body.decoder, NativeDecoder) else decoder
 
     @cached_property
     def facts(self) -> TargetFacts:
