@@ -131,6 +131,8 @@ class Drafter(nn.Module):
         self.lm_head = nn.Linear(config.hidden_size, config.draft_vocab_size, bias=False)
         if config.has_self_query:
             self.self_query = nn.Parameter(torch.zeros(config.hidden_size))
+        if config.lens:
+            self.lens = nn.Linear(config.hidden_size, 2 * config.hidden_size, bias=False)
         self.register_buffer("embedding", embedding, persistent=False)
         self.register_buffer("target_ids", target_ids, persistent=False)
         self.rope_rates = rope_rates(config).to(embedding.device)
@@ -204,14 +206,16 @@ def initialise(drafter: Drafter, head_rows: Tensor, final_norm_gain: Tensor, see
             small = name.endswith(("o_proj.weight", "down_proj.weight"))
             p.normal_(0.0, (0.1 if small else 1.0) * p.shape[1] ** -0.5, generator=g)
     drafter.lm_head.weight.copy_(head_rows * final_norm_gain)
-    start_query(drafter)
+    start_level1(drafter)
 
 
 @torch.no_grad()
-def start_query(drafter: Drafter) -> None:
-    """Start the self-query, if there is one, at the mean embedding: the most neutral token.
+def start_level1(drafter: Drafter) -> None:
+    """Start what is level 1's own: the lens at zero, so that a second look starts as the paper's.
 
-    Zero would be undefined under the input norm.
+    The self-query starts at the mean embedding, the most neutral token; zero would be undefined under the input norm.
     """
+    if drafter.config.lens:
+        drafter.lens.weight.zero_()
     if drafter.config.has_self_query:
         drafter.self_query.copy_(drafter.embedding.mean(dim=0))

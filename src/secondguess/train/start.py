@@ -10,7 +10,7 @@ from torch import Tensor
 
 from secondguess.drafter.checkpoint import load_drafter
 from secondguess.drafter.fit import drafter_config, final_norm_gain, head_rows
-from secondguess.drafter.model import Drafter, initialise, start_query
+from secondguess.drafter.model import Drafter, initialise, start_level1
 from secondguess.drafter.shipped import find_drafter
 from secondguess.drafter.vocab import choose_vocab
 from secondguess.errors import require
@@ -27,7 +27,7 @@ def start_drafter(target: HFTarget, config: TrainConfig, counts: Tensor) -> Draf
 
 def new_drafter(target: HFTarget, config: TrainConfig, target_ids: Tensor) -> Drafter:
     """A drafter for ``target`` at its start point."""
-    shape = drafter_config(target.model, config.draft_vocab_size, config.second_look, config.num_layers)
+    shape = drafter_config(target.model, config.draft_vocab_size, config.second_look, config.num_layers, config.lens)
     drafter = Drafter(shape, target.embedding.detach().float().cpu(), target_ids)
     initialise(drafter, head_rows(target.head_weight, target_ids), final_norm_gain(target.model), config.seed)
     return drafter
@@ -36,8 +36,8 @@ def new_drafter(target: HFTarget, config: TrainConfig, target_ids: Tensor) -> Dr
 def warm_drafter(target: HFTarget, config: TrainConfig) -> Drafter:
     """The drafter that ``warm_start`` names, with its vocabulary.
 
-    A self-query that it lacks is a new drafter's, one that the method has no use for is dropped. Raises UserError if
-    there is no such drafter, or it does not fit the target or the settings.
+    What level 1 has of its own and it lacks is a new drafter's, what the method has no use for is dropped. Raises
+    UserError if there is no such drafter, or it does not fit the target or the settings.
     """
     embedding = target.embedding.detach().float().cpu()
     folder = find_drafter(config.warm_start, config.warm_start, embedding)
@@ -47,10 +47,11 @@ def warm_drafter(target: HFTarget, config: TrainConfig) -> Drafter:
     require(
         found.config.tap_layers is None, f"drafter {folder} reads layers of its own: training feeds EAGLE-3's three"
     )
-    drafter = Drafter(replace(found.config, second_look=config.second_look), found.embedding, found.target_ids)
+    shape = replace(found.config, second_look=config.second_look, lens=config.lens)
+    drafter = Drafter(shape, found.embedding, found.target_ids)
     drafter.target_embedding = found.target_embedding
-    start_query(drafter)
-    drafter.load_state_dict(found.state_dict(), strict=False)  # only the self-query may differ
+    start_level1(drafter)
+    drafter.load_state_dict(found.state_dict(), strict=False)  # only level 1's own may differ
     return drafter
 
 
