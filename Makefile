@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow check bench
+.PHONY: help setup demo test test-slow check bench docs
 
 BIN := .venv/bin
 BENCH := smollm2-135m --method ar,eagle3.1,pr --tasks gsm8k,mt_bench,humaneval --limit 3 --max-new-tokens 64
@@ -26,3 +26,7 @@ check: setup ## lint, format and types
 
 bench: setup ## a small benchmark (SECONDGUESS_DATA names its data); another: make bench BENCH="TARGET --tasks FILE"
 	$(BIN)/secondguess bench $(BENCH)
+
+docs: setup ## build the documentation site in build/site
+	@$(BIN)/python -c "import mkdocs" 2>/dev/null || $(BIN)/python -m pip install -q -c constraints.txt -e '.[docs]'
+	$(BIN)/mkdocs build

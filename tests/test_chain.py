@@ -13,7 +13,7 @@ from secondguess.bench.chain import ChainSpeculator
 from secondguess.bench.observe import Position, chain_positions, nodes_of, read_confident, tree_nodes
 from secondguess.bench.offers import OfferWatch, count_refined
 from secondguess.bench.plan import Prompt
-from secondguess.bench.replay import Text, read
+from secondguess.bench.replay import Text, read, replay
 from secondguess.bench.transcript import TranscriptStore, record
 from secondguess.config import TreeConfig
 from secondguess.drafter.model import Drafter
@@ -144,6 +144,20 @@ def test_positions_are_those_of_chains_that_follow_the_text(workload) -> None:
     for name in ("confidence0", "confidence1", "target_confidence"):
         ours, theirs = (sorted(getattr(p, name) for p in side) for side in (together, expected))
         assert ours == pytest.approx(theirs, abs=1e-6)
+
+
+def test_a_chain_is_a_tree_of_width_one(workload) -> None:
+    """So a method can be one: what engines that verify chains are compared with."""
+    target, drafter, transcripts = workload
+    texts = [read(target, t) for t in transcripts]
+    narrow = replace(CONFIG, budget=CONFIG.num_steps, grow_width=1, offer_width=1, num_reconsider=0)
+    drafts: list[list[list[int]]] = []
+    for speculator in (ChainSpeculator(drafter, CONFIG, 4, 200), EagleSpeculator(drafter, narrow, 4, 200)):
+        seen: list[list[int]] = []
+        replay(speculator, texts, lambda _, trace, seen=seen: seen.extend(trace.tree.tokens_RN.tolist()))
+        drafts.append(seen)
+    assert drafts[0] == drafts[1]
+    assert len(drafts[0]) > 50
 
 
 def test_tokens_past_the_end_of_a_text_do_not_count(workload) -> None:

@@ -42,7 +42,8 @@ def start(config):
         if config["how"] == "refuse" and request["prompt_ids"][0] == 7:
             raise ValueError("not this one")
         n = request["max_new_tokens"]
-        return {{"token_ids": list(range(n)), "prefill_s": 0.5, "decode_s": 0.25}}
+        drafts = {{"num_cycles": 2, "num_drafted": 6, "num_accepted": 3}} if config["how"] == "draft" else {{}}
+        return {{"token_ids": list(range(n)), "prefill_s": 0.5, "decode_s": 0.25, **drafts}}
 
     return decode
 
@@ -81,6 +82,18 @@ def test_a_peer_answers_in_order_and_says_what_it_is(peer) -> None:
     assert second.prompt_ids == (2, 3)
     assert set(ours.versions) == {"torch"}
     assert 1 << 20 < ours.peak_memory_bytes < mine
+
+
+def test_a_peer_that_drafts_tells_how_much_of_it_was_right(peer, tmp_path: Path) -> None:
+    [output] = decode(peer("draft"), (1,))
+    assert output.stats.acceptance_length == 2.5
+    assert output.stats.num_drafted == 6
+    bench = bench_with(tiny_target("llama", dtype=torch.float32), {"vllm": peer("draft"), "llama.cpp": peer("fine")})
+    rows = {r["method"]: r for r in finish(bench, tmp_path).block("t", 0.0)}
+    assert rows["vllm"]["acceptance_length"] == 2.5
+    assert rows["vllm"]["cycle_ms"] == 125.0
+    assert rows["vllm"]["draft_ms"] is rows["vllm"]["verify_ms"] is None
+    assert rows["llama.cpp"]["acceptance_length"] is None
 
 
 @pytest.mark.parametrize(("how", "said"), [("no start", "ValueError: no such model"), ("die", "exit code 3, see ")])

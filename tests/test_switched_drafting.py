@@ -173,7 +173,10 @@ def test_settings_are_read_by_the_type_of_their_field() -> None:
     ("typed", "said"),
     [
         ("pr:merg=drop", "unknown setting 'merg'; did you mean merge?"),
-        ("pr:merge=dropp", "merge must be one of max, replace, rescore_all, logmean, drop, novel_only, union, append, got"),
+        (
+            "pr:merge=dropp",
+            "merge must be one of max, replace, rescore_all, logmean, drop, novel_only, union, append, got",
+        ),
         ("pr:merge=dropp", "did you mean drop?"),
         ("pr:merge", "merge must be one of"),
         ("pr:propagate=no", "propagate must be true or false, got 'no'"),

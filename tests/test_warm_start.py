@@ -7,7 +7,10 @@ import shutil
 import pytest
 import torch
 
+from foreign_drafter import write_foreign
 from secondguess.drafter.checkpoint import load_drafter, save_drafter
+from secondguess.drafter.foreign import read_foreign
+from secondguess.drafter.foreign_tensors import Source
 from secondguess.errors import UserError
 from secondguess.testing import tiny_drafter
 from tiny_run import float32_target, tiny_run
@@ -36,6 +39,23 @@ def test_weights_and_vocabulary_are_the_checkpoints(checkpoints) -> None:
     exported = load_drafter(run.folder.drafter, target.embedding, target.spec.num_layers)
     assert torch.equal(exported.target_ids, saved.target_ids)
     assert exported.config.has_self_query
+
+
+def test_a_drafter_of_others_learns_second_looks(tmp_path) -> None:
+    """With a width, norms and an embedding of its own."""
+    target, flags = float32_target(), {"fc_norm": False, "norm_before_fc": True, "norm_output": False}
+    theirs = write_foreign(tmp_path / "theirs", "eagle3", flags | {"norm_before_residual": True}, own=True, hidden=40)
+    imported = read_foreign(Source(theirs, target, {}))
+    save_drafter(imported.drafter, tmp_path / "imported", {"target": "tiny"}, torch.float32)
+    run = tiny_run(tmp_path, "run", method="pr", warm_start=str(tmp_path / "imported"), lr=1e-3)
+    before = {name: p.detach().clone() for name, p in run.drafter.named_parameters()}
+    assert before["self_query"].shape == (40,)
+    run.run()
+    assert all(not torch.equal(p, before[name]) for name, p in run.drafter.named_parameters())
+    exported = load_drafter(run.folder.drafter, target.embedding, target.spec.num_layers)
+    assert exported.config.norm_before_fc
+    assert exported.config.has_self_query
+    assert torch.equal(exported.embedding, imported.drafter.embedding.bfloat16().float())
 
 
 def test_another_number_of_layers_is_refused(checkpoints) -> None:

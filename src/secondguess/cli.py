@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from importlib.metadata import version
 from keyword import iskeyword
+from types import ModuleType
 from typing import NoReturn
 
 from secondguess.errors import UserError, did_you_mean
@@ -114,11 +115,17 @@ def _run(argv: Sequence[str]) -> int:
         raise UserError(
             f"unknown command {top.command!r}{did_you_mean(top.command, COMMANDS)} (see 'secondguess --help')"
         )
-    parser = Parser(f"secondguess {top.command}", COMMANDS[top.command])
-    # "import" is a word of Python's: its module is called import_.
-    command = import_module(f"secondguess.commands.{top.command}{'_' * iskeyword(top.command)}")
-    command.add_arguments(parser)
+    parser, command = parser_of(top.command)
     return command.run(parser.parse(top.arguments))
+
+
+def parser_of(name: str) -> tuple[Parser, ModuleType]:
+    """A command's parser and its module."""
+    # "import" is a word of Python's: its module is called import_.
+    command = import_module(f"secondguess.commands.{name}{'_' * iskeyword(name)}")
+    parser = Parser(f"secondguess {name}", COMMANDS[name])
+    command.add_arguments(parser)
+    return parser, command
 
 
 def _top_parser() -> Parser:

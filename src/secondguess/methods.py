@@ -168,25 +168,35 @@ def open_drafter(
         network, name = loaded[folder], f"drafter {folder}"
     else:
         network, name = drafter, "this drafter"
-    config = network.config
+    check_network(method, network.config, name)
+    return network
+
+
+def check_network(method: Method, config: DrafterConfig, name: str) -> None:
+    """Raises UserError when a method cannot draft with a drafter (whose ``name`` the message gives)."""
     tree = method.tree_for(config)
     if tree.num_reconsider and tree.reconsider.query_slot == "self_query" and not config.has_self_query:
         raise UserError(f"{name} has no self-query, so it cannot reconsider: use eagle3.1 or a pr drafter")
     if tree.offer_width > config.draft_vocab_size:
         raise UserError(f"offer_width must be at most {config.draft_vocab_size}, the vocabulary of {name}")
-    return network
 
 
 def _load_packed(folder: Path, target: HFTarget) -> Drafter:
     from secondguess.drafter.checkpoint import load_for
     from secondguess.drafter.checks import examine, warn
-    from secondguess.drafter.native import native_block
-    from secondguess.target.linear import can_pack, exact_form, pack_linears
 
     drafter = load_for(folder, target)
     warn(folder, examine(folder, drafter, target))
+    pack(drafter)
+    return drafter
+
+
+def pack(drafter: Drafter) -> None:
+    """Lay its weights out for the CPU, if that is where they are; there is compiled code for most drafters."""
+    from secondguess.drafter.native import native_block
+    from secondguess.target.linear import can_pack, exact_form, pack_linears
+
     if can_pack(drafter):
         form = exact_form(drafter)
         drafter.native = native_block(drafter, form)
         pack_linears(drafter, form)
-    return drafter

@@ -158,7 +158,8 @@ def milliseconds(results: Sequence[Result]) -> dict[str, float | None]:
         "cycle": "decode_s",
         **{part: f"{part}_s" for part in ("draft", "verify", "walk", "rest")},
     }.items():
-        times[f"{part}_ms"] = sum(getattr(s, field) for s in longest) * 1e3 / cycles if cycles else None
+        seconds = sum(getattr(s, field) for s in longest)  # other engines tell no parts
+        times[f"{part}_ms"] = seconds * 1e3 / cycles if cycles and seconds else None
     return times | {"prefill_ms": mean(r.stats.prefill_s for r in results) * 1e3}
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from secondguess.bench.peers.known import PEER, choose_peers, make_peer
+from secondguess.bench.peers.known import KNOWN, PEER, choose_peers, make_peer
 from secondguess.bench.peers.process import Peer
 from secondguess.bench.plan import make_groups
 from secondguess.bench.runner import Bench
@@ -22,7 +22,7 @@ from secondguess.config import TreeConfig
 from secondguess.drafter.checkpoint import weights_digest
 from secondguess.drafter.shipped import find_drafter, shipped_for
 from secondguess.engine.thread import run
-from secondguess.errors import UserError
+from secondguess.errors import UserError, require
 from secondguess.llm import LLM
 from secondguess.methods import Method
 from secondguess.target.hf import HFTarget
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-EAGLE = "vllm:eagle3"
+PEER_ROOM = 16  # tokens past the longest answer: vLLM stops drafting where a draft would not fit
 CONVERSATION_BATCH = 16  # first answers are decoded together, whatever is timed
 
 
@@ -56,27 +56,33 @@ def make_peers(args: argparse.Namespace, target: HFTarget, longest: int) -> dict
     if args.batch_size != 1:
         raise UserError("peers decode one prompt at a time: leave --batch-size at 1")
     forms = forms_of(args.target)
-    chosen = choose_peers(args.peers, forms)
-    drafter = run(shipped_for, target.embedding).get("eagle3.1")
-    if args.drafter and EAGLE in chosen:
-        drafter = run(find_drafter, args.drafter, "eagle3.1", target.embedding)
-    if drafter is None and EAGLE in args.peers:
-        raise UserError(f"peer {EAGLE} needs an eagle3.1 drafter, and none ships for this target: name one (--drafter)")
-    if drafter is None:
-        chosen = [name for name in chosen if name != EAGLE]
     common = {
         "threads": torch.get_num_threads(),
         "dtype": str(target.spec.dtype).removeprefix("torch."),
-        "max_len": min(longest + 1, target.spec.context_len),
-        "drafter": str(drafter),
+        "max_len": min(longest + PEER_ROOM, target.spec.context_len),
     }
-    logs = Path(tempfile.mkdtemp(prefix="secondguess-peers-"))
-    return {
-        Method(name, PEER, TreeConfig()): make_peer(
-            name, forms, common, sorted(target.spec.eos_token_ids), logs / f"{name.replace(':', '-')}.log"
-        )
-        for name in chosen
-    }
+    logs, end_ids = Path(tempfile.mkdtemp(prefix="secondguess-peers-")), sorted(target.spec.eos_token_ids)
+    peers = {}
+    for name in choose_peers(args.peers, forms):
+        drafter = peer_drafter(name, args.drafter, target)
+        if KNOWN[name].drafter and drafter is None:
+            missing = f"peer {name} needs a drafter like {KNOWN[name].drafter}, and none ships for this target"
+            require(name not in args.peers, f"{missing}: name one (--drafter)")
+            continue  # of all that are installed
+        log = logs / f"{name.replace(':', '-')}.log"
+        peers[Method(name, PEER, TreeConfig())] = make_peer(name, forms, common | {"drafter": drafter}, end_ids, log)
+    return peers
+
+
+def peer_drafter(name: str, drafter: str | None, target: HFTarget) -> str | None:
+    """The folder of the drafter that a peer uses: that which is given, or ships. None where there is none."""
+    wanted = KNOWN[name].drafter
+    if wanted is None:
+        return None
+    if drafter is not None:
+        return str(run(find_drafter, drafter, wanted, target.embedding))
+    shipped = run(shipped_for, target.embedding).get(wanted)
+    return None if shipped is None else str(shipped)
 
 
 def default_folder() -> Path:

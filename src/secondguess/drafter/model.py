@@ -206,8 +206,16 @@ def initialise(drafter: Drafter, head_rows: Tensor, final_norm_gain: Tensor, see
             small = name.endswith(("o_proj.weight", "down_proj.weight"))
             p.normal_(0.0, (0.1 if small else 1.0) * p.shape[1] ** -0.5, generator=g)
     drafter.lm_head.weight.copy_(head_rows * final_norm_gain)
+    start_level1(drafter)
+
+
+@torch.no_grad()
+def start_level1(drafter: Drafter) -> None:
+    """Start what is level 1's own: the lens at zero, so that a second look starts as the paper's.
+
+    The self-query starts at the mean embedding, the most neutral token; zero would be undefined under the input norm.
+    """
     if drafter.config.lens:
-        drafter.lens.weight.zero_()  # a second look starts as the paper's
+        drafter.lens.weight.zero_()
     if drafter.config.has_self_query:
-        # Zero would be undefined under the input norm; the mean embedding is the most neutral token.
         drafter.self_query.copy_(drafter.embedding.mean(dim=0))

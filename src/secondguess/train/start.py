@@ -10,7 +10,7 @@ from torch import Tensor
 
 from secondguess.drafter.checkpoint import load_drafter
 from secondguess.drafter.fit import drafter_config, final_norm_gain, head_rows
-from secondguess.drafter.model import Drafter, initialise
+from secondguess.drafter.model import Drafter, initialise, start_level1
 from secondguess.drafter.shipped import find_drafter
 from secondguess.drafter.vocab import choose_vocab
 from secondguess.errors import require
@@ -36,8 +36,8 @@ def new_drafter(target: HFTarget, config: TrainConfig, target_ids: Tensor) -> Dr
 def warm_drafter(target: HFTarget, config: TrainConfig) -> Drafter:
     """The drafter that ``warm_start`` names, with its vocabulary.
 
-    What level 1 has of its own and it lacks is a new drafter's, what the method has no use for is dropped. Raises UserError if
-    there is no such drafter, or it does not fit the target or the settings.
+    What level 1 has of its own and it lacks is a new drafter's, what the method has no use for is dropped. Raises
+    UserError if there is no such drafter, or it does not fit the target or the settings.
     """
     embedding = target.embedding.detach().float().cpu()
     folder = find_drafter(config.warm_start, config.warm_start, embedding)
@@ -47,9 +47,10 @@ def warm_drafter(target: HFTarget, config: TrainConfig) -> Drafter:
     require(
         found.config.tap_layers is None, f"drafter {folder} reads layers of its own: training feeds EAGLE-3's three"
     )
-    drafter = Drafter(replace(found.config, second_look=config.second_look, lens=config.lens), found.embedding, found.target_ids)
+    shape = replace(found.config, second_look=config.second_look, lens=config.lens)
+    drafter = Drafter(shape, found.embedding, found.target_ids)
     drafter.target_embedding = found.target_embedding
-    initialise(drafter, head_rows(target.head_weight, found.target_ids), final_norm_gain(target.model), config.seed)
+    start_level1(drafter)
     drafter.load_state_dict(found.state_dict(), strict=False)  # only level 1's own may differ
     return drafter
 

@@ -13,10 +13,16 @@ from secondguess.bench.peers.process import Peer
 from secondguess.cache import cache_dir
 from secondguess.errors import UserError, did_you_mean
 
+VLLM_STEPS = 3  # draft tokens of a cycle
+PACKAGES = Path(__file__).parents[3]  # where an environment without this package finds it
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Known:
-    """``plain``: decodes without speculation. ``mode``: the numbers it computes with; None: those it is given."""
+    """``plain``: decodes without speculation. ``mode``: the numbers it computes with; None: those it is given.
+
+    ``drafter``: the method whose drafter it uses, if any.
+    """
 
     engine: str
     package: str
@@ -24,6 +30,7 @@ class Known:
     plain: bool = True
     mode: str | None = None
     wants: str = "folder"  # or "gguf": which form of the target
+    drafter: str | None = None
     config: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -43,10 +50,10 @@ def _transformers(lookup: int) -> Known:
     return Known(engine="transformers", package="transformers", worker=worker, plain=not lookup, config=config)
 
 
-def _vllm(num_speculative_tokens: int) -> Known:
-    config = {"num_speculative_tokens": num_speculative_tokens}
-    plain = not num_speculative_tokens
-    return Known(engine="vllm", package="vllm", worker="vllm_worker.py", plain=plain, config=config)
+def _vllm(drafter: str | None = None, proposer: str | None = None) -> Known:
+    config = {"num_speculative_tokens": VLLM_STEPS, "proposer": proposer, "package": str(PACKAGES)}
+    plain = drafter is None
+    return Known(engine="vllm", package="vllm", worker="vllm_worker.py", plain=plain, config=config, drafter=drafter)
 
 
 KNOWN = {
@@ -56,8 +63,9 @@ KNOWN = {
     "llama.cpp:F32": _llama_cpp("F32", "float32"),
     "llama.cpp:Q4_0": _llama_cpp("Q4_0", "int4"),
     "llama.cpp:Q8_0": _llama_cpp("Q8_0", "int8"),
-    "vllm": _vllm(0),
-    "vllm:eagle3": _vllm(3),
+    "vllm": _vllm(),
+    "vllm:eagle3": _vllm("eagle3.1"),
+    "vllm:pr": _vllm("pr", "secondguess.integrations.vllm.BranchProposer"),
 }
 # The formats of a .gguf file that compute with numbers we have, too. Any other is a mode of its own.
 FILE_MODES = {
@@ -105,15 +113,14 @@ def choose_peers(names: Sequence[str], forms: Mapping[str, Path | None]) -> list
 def make_peer(
     name: str, forms: Mapping[str, Path | None], common: Mapping[str, Any], end_ids: Sequence[int], log: Path
 ) -> Peer:
-    """``common``: threads, dtype (floating point), max_len, and the drafter for vllm:eagle3 (a folder)."""
+    """``common``: threads, dtype (floating point), max_len, and the drafter (a folder) if it uses one."""
     known = KNOWN[name]
     python, model = find_python(known), forms[known.wants]
     assert python
     assert model
-    drafter = common["drafter"] if known.engine == "vllm" and not known.plain else None
     config = dict(common) | dict(known.config) | {"model": str(model), "cache": str(cache_dir() / "peers" / "models")}
     mode = known.mode or (file_mode(model) if known.wants == "gguf" else common["dtype"])
-    return Peer(python, known.worker, config | {"drafter": drafter}, end_ids, log, mode)
+    return Peer(python, known.worker, config, end_ids, log, mode)
 
 
 def file_mode(path: Path) -> str:

@@ -84,9 +84,11 @@ class Peer:
 
 
 def output_of(prompt_ids: Sequence[int], answer: Mapping[str, Any], end_ids: Sequence[int]) -> Output:
-    """Cycles are the engine's own business: they are counted as none, and all time is ``rest``."""
+    """Where the engine tells no cycles, none are counted. All time is ``rest``."""
     tokens = tuple(answer["token_ids"])
     num_decoded = max(0, len(tokens) - answer.get("num_first", 1))
+    cycles, accepted, drafted = (answer.get(name, 0) for name in ("num_cycles", "num_accepted", "num_drafted"))
+    times = answer["prefill_s"], 0.0, 0.0, 0.0, answer["decode_s"]
     return Output(
         prompt="",
         prompt_ids=tuple(prompt_ids),
@@ -95,5 +97,5 @@ def output_of(prompt_ids: Sequence[int], answer: Mapping[str, Any], end_ids: Seq
         origins=(),
         finish_reason="stop" if tokens and tokens[-1] in end_ids else "length",
         seed=0,
-        stats=Stats(num_decoded, 0, 0, 0, answer["prefill_s"], 0.0, 0.0, 0.0, answer["decode_s"]),
+        stats=Stats(num_decoded, cycles, accepted, 0, *times, num_drafted=drafted),
     )

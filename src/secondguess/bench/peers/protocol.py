@@ -3,7 +3,8 @@
 A worker is a script that gets one JSON argument and then talks in JSON lines: it says ``{"ready": ..., "versions":
 {...}}``, takes ``{"prompt_ids", "max_new_tokens", "end_ids"}`` and answers ``{"token_ids", "prefill_s", "decode_s",
 "peak_memory_bytes"}`` or ``{"error"}``. ``decode_s`` runs from the first new token to the last. A worker whose first
-step may yield several tokens says how many: ``num_first``.
+step may yield several tokens says how many: ``num_first``. An engine that drafts may add ``num_cycles``,
+``num_drafted`` and ``num_accepted``.
 """
 
 from __future__ import annotations
