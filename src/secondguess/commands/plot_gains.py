@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from secondguess.reproduce.outcome import Outcome
 
 MARKERS = "osD^v"
+WIDTH = 7.5  # inches, so that letters keep their size on a page
 SPREAD = 0.6  # of the distance between two places on the axis, for the points of one place
 
 
@@ -20,7 +21,7 @@ def draw_gains(outcomes: Sequence[Outcome], title: str) -> Figure | None:
     if not gains:
         return None
     parts, quantities = names_of(gains, "part"), names_of(gains, "quantity")
-    figure = Figure(figsize=(5.2 * len(quantities) + 0.6, 3.1 * len(parts) + 0.6), layout="constrained")
+    figure = Figure(figsize=(WIDTH, 2.7 * len(parts) + 0.6), layout="constrained")
     figure.suptitle(title, fontsize=10)
     axes = figure.subplots(len(parts), len(quantities), squeeze=False)
     for i, part in enumerate(parts):

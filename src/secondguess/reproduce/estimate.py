@@ -102,16 +102,26 @@ def draws(count: int, stream: int) -> np.ndarray:
 
 
 def diagnosed(place: Place, found: Mapping[str, Any]) -> Value | None:
-    """A share of a diagnosis, with its Wilson interval. None of nothing."""
-    share = share_at(place, found)
+    """A share of a diagnosis, with its Wilson interval, or a mean change without one. None of nothing.
+
+    Rows and columns are named as ``tables`` does: accepted tokens of a bin, or rejected ones of a bucket.
+    """
+    if place.column == "accepted":
+        rows = (b["true"] for b in found["figure1a"] if place.row == f"drafter {b['low']:.1f}-{b['high']:.1f}")
+        return value_of(next(rows))
+    cell = bucket_at(place, found)
+    if place.quantity.startswith("change"):
+        change, hits, count = cell[place.quantity.replace(" ", "_")], cell["recovered"]["hits"], cell["recovered"]["count"]
+        num_tokens = hits if place.quantity == "change recovered" else count - hits
+        return None if change is None else Value(change, None, None, num_tokens)
+    return value_of(cell["recovered" if place.quantity == "recovered" else "pool"])
+
+
+def value_of(share: Mapping[str, Any]) -> Value | None:
     return None if share["share"] is None else Value(share["share"], share["low"], share["high"], share["count"])
 
 
-def share_at(place: Place, found: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Rows and columns are named as ``tables`` does: accepted tokens of a bin, or rejected ones of a bucket."""
-    if place.column == "accepted":
-        return next(b["true"] for b in found["figure1a"] if place.row == f"drafter {b['low']:.1f}-{b['high']:.1f}")
+def bucket_at(place: Place, found: Mapping[str, Any]) -> Mapping[str, Any]:
     bucket = place.row if place.column == "rejected" else f"{place.row}, {place.column}"
     drafter, _, target = bucket.removeprefix("drafter ").partition(", target ")
-    cell = next(c for c in found["table7"] if (c["drafter"], c["target"]) == (drafter, target or ALL))
-    return cell["recovered" if place.quantity == "recovered" else "pool"]
+    return next(c for c in found["table7"] if (c["drafter"], c["target"]) == (drafter, target or ALL))

@@ -18,7 +18,7 @@ from secondguess.drafter.shipped import find_drafter, shipped_for
 from secondguess.engine.thread import run
 from secondguess.errors import UserError
 from secondguess.methods import Method, open_drafter, parse_method
-from secondguess.reproduce.arms import ARMS, NOT_BUILT
+from secondguess.reproduce.arms import ARMS
 from secondguess.reproduce.cells import Measurement
 from secondguess.reproduce.parts import Scope
 from secondguess.target.hf import HFTarget
@@ -84,8 +84,9 @@ def find_arms(
     Those that are given are loaded. Raises UserError when one of them is no drafter of this target, or cannot do what
     its row needs.
     """
-    shipped, lacking = run(shipped_for, target.embedding), dict(NOT_BUILT)
+    shipped = run(shipped_for, target.embedding)
     folders: dict[str, Path] = {}
+    lacking: dict[str, str] = {}
     for name, variant in ARMS.items():
         if name in given:
             folder = str(given[name])
@@ -94,7 +95,7 @@ def find_arms(
         elif name in shipped:
             folders[name] = shipped[name]
         else:
-            lacking.setdefault(name, f"no drafter {name} ships for this target: --arm {name}=FOLDER gives one")
+            lacking[name] = f"no drafter {name} ships for this target: --arm {name}=FOLDER gives one"
     return folders, lacking
 
 
