@@ -54,6 +54,8 @@ def make_peers(args: argparse.Namespace, target: HFTarget, longest: int) -> dict
     """Raises UserError when a peer cannot take part."""
     if args.batch_size != 1:
         raise UserError("peers decode one prompt at a time: leave --batch-size at 1")
+    if args.device != "cpu":
+        raise UserError("peers decode on the CPU: leave --device at cpu")
     forms = forms_of(args.target)
     chosen = choose_peers(args.peers, forms)
     drafter = run(shipped_for, target.embedding).get("eagle3.1")

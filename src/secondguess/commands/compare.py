@@ -31,10 +31,10 @@ def stdout_console() -> Console:
     return Console(highlight=False)
 
 
-def load(name: str, dtype: str = "float32") -> HFTarget:
+def load(name: str, dtype: str = "float32", device: str = "cpu") -> HFTarget:
     """Load a target; a terminal shows meanwhile what is done."""
     with Console(stderr=True).status(Text(f"loading {name}")) as status:
-        return run(load_target, name, dtype, say=lambda message: status.update(Text(message)))
+        return run(load_target, name, dtype, device, say=lambda message: status.update(Text(message)))
 
 
 def make_llms(

@@ -69,6 +69,7 @@ def transcribe(
     made_of = {
         "target": target.fingerprint,
         "dtype": str(target.spec.dtype),
+        "device": target.spec.device.type,
         "temperature": params.temperature,
         "seed": params.seed,
         "max_new_tokens": params.max_tokens,

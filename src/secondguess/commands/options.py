@@ -47,6 +47,10 @@ def add_dtype(parser: ArgumentParser) -> None:
     parser.add_argument("--dtype", default="float32", help=DTYPES)
 
 
+def add_device(parser: ArgumentParser) -> None:
+    parser.add_argument("--device", default="cpu", help="where the models run, like cuda (default: cpu)")
+
+
 def either(kind: type, *words: str) -> Callable[[str], Any]:
     """A type for argparse: one of ``words``, or else a ``kind``."""
 

@@ -49,6 +49,7 @@ class World:
         return {
             "target": self.target.fingerprint,
             "dtype": str(self.target.spec.dtype),
+            "device": self.target.spec.device.type,
             "drafter": self.digests[m.variant.drafter],
             **asdict(m),
             "tree": asdict(method_of(m).tree),
