@@ -78,10 +78,11 @@ def how(world: World) -> str:
 
 def held(world: World) -> str:
     a, machine = world.args, world.record["machine"]
+    where = machine["cpu"] if a.device == "cpu" else ", ".join(machine["gpus"])
     return (
         f"Held different in all of these: the target, {a.target} (the paper's stands at each table); drafters of another "
         f"training; texts, of at most {a.limit} prompts a task ({a.live_limit} for time) and {a.max_new_tokens} new "
-        f"tokens; the machine, {a.dtype} on {', '.join(machine['gpus']) or machine['cpu']}."
+        f"tokens; the machine, {a.dtype} on {where}."
     )
 
 
