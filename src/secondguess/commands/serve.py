@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from secondguess.commands.options import add_dataclass, add_device, from_args
 from secondguess.config import TreeConfig
+from secondguess.device import choose_device
 from secondguess.errors import UserError
 from secondguess.methods import METHODS, SHAPE, Method, parse_method, refuse_unused
 from secondguess.server.settings import Settings
@@ -82,7 +83,7 @@ def make(args: argparse.Namespace, method: Method, tree: TreeConfig, settings: S
     from secondguess.target.load import load_target
 
     log.info("loading %s", args.target)
-    target = run(load_target, args.target, args.dtype, args.device)
+    target = run(load_target, args.target, args.dtype, str(choose_device(args.device)))
     llm = LLM(
         target,
         args.drafter,
