@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from gguf import GGUFWriter
 
 from secondguess.bench.peers import known
-from secondguess.bench.peers.known import KNOWN, PEER, Known, choose_peers, make_peer
+from secondguess.bench.peers.known import KNOWN, PEER, Known, choose_peers, file_mode, make_peer
 from secondguess.bench.peers.process import Peer
 from secondguess.bench.plan import Prompt, make_groups
 from secondguess.bench.report import Findings, markdown
@@ -55,8 +56,8 @@ def peer(tmp_path: Path):
     worker.write_text(WORKER.format(folder=str(Path(known.__file__).parent)))
     made: list[Peer] = []
 
-    def make(how: str) -> Peer:
-        made.append(Peer(Path(sys.executable), str(worker), {"how": how}, [99], tmp_path / "log"))
+    def make(how: str, mode: str = "float32") -> Peer:
+        made.append(Peer(Path(sys.executable), str(worker), {"how": how}, [99], tmp_path / "log", mode))
         return made[-1]
 
     yield make
@@ -120,13 +121,14 @@ def test_a_failed_request_is_marked_and_tried_again(peer, tmp_path: Path) -> Non
 
 def test_speedup_over_the_fastest_plain_decoder_of_the_same_numbers(peer, tmp_path: Path) -> None:
     bench = bench_with(
-        tiny_target("llama", dtype=torch.float32), {"transformers": peer("fine"), "llama.cpp": peer("fine")}, 2
+        tiny_target("llama", dtype=torch.float32), {"transformers": peer("fine"), "llama.cpp": peer("fine", "int4")}, 2
     )
     rows = {r["method"]: r for r in finish(bench, tmp_path).block("t", 0.0)}
     assert rows["transformers"]["tokens_per_second"] == pytest.approx(7 / 0.25)
     fastest = max(rows["ar"]["tokens_per_second"], 7 / 0.25)
     assert rows["ar"]["speedup_vs_fastest_plain"] == pytest.approx(rows["ar"]["tokens_per_second"] / fastest)
-    assert rows["llama.cpp"]["mode"] == "gguf"
+    assert rows["ar"]["mode"] == rows["transformers"]["mode"] == "float32"
+    assert rows["llama.cpp"]["mode"] == "int4"
     assert rows["llama.cpp"]["speedup_vs_fastest_plain"] == 1.0
     assert rows["ar"]["num_rounds"] == 2
     assert rows["ar"]["num_prompts"] == 3
@@ -164,3 +166,17 @@ def test_which_peers_take_part(monkeypatch, tmp_path: Path) -> None:
     monkeypatch.setattr(known, "find_python", lambda k: Path(sys.executable))
     with pytest.raises(UserError, match=r"peer llama\.cpp needs the target as a \.gguf file"):
         choose_peers(["llama.cpp"], forms)
+
+
+def test_numbers_of_a_gguf_file_and_of_weight_only_forms(tmp_path: Path) -> None:
+    for format_, mode in ((3, "int4"), (7, "int8"), (17, "MOSTLY_Q5_K_M")):
+        path = tmp_path / f"{format_}.gguf"
+        writer = GGUFWriter(path, "llama")
+        writer.add_file_type(format_)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.close()
+        assert file_mode(path) == mode
+    save_tiny(tmp_path)
+    for dtype, mode in (("float64", "float64"), ("int8", "int8")):
+        assert load_target(str(tmp_path / "target"), dtype).spec.mode == mode

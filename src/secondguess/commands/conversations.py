@@ -68,8 +68,11 @@ def transcribe(
     passport = make_record()
     made_of = {
         "target": target.fingerprint,
-        "dtype": str(target.spec.dtype),
+        "mode": target.spec.mode,
+        "forward": target.forward_id,
         "device": target.spec.device.type,
+        "end": sorted(target.spec.eos_token_ids),
+        "beyond": BEYOND,
         "temperature": params.temperature,
         "seed": params.seed,
         "max_new_tokens": params.max_tokens,

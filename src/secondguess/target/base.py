@@ -24,6 +24,7 @@ class TargetSpec:
     context_len: int
     layer_shapes: tuple[tuple[int, int], ...]
     dtype: torch.dtype
+    mode: str  # the numbers it computes with: the dtype, or the form of weights that are kept in fewer bits
     device: torch.device
     eos_token_ids: frozenset[int]
     tap_layers: tuple[int, ...]  # EAGLE-3's three, then those that a drafter has asked for

@@ -16,6 +16,7 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from secondguess.engine.slots import SlotCache
 from secondguess.errors import UserError
+from secondguess.kernels.build import sources_digest
 from secondguess.kernels.linear import CompactLinear
 from secondguess.target import attention
 from secondguess.target.base import TargetSpec, default_tap_layers
@@ -64,12 +65,18 @@ class HFTarget:
         self.tokenizer: Any = tokenizer
         self.fingerprint = model_fingerprint(model, form)  # before packing takes the weights apart
         self._weights = weights_fingerprint(model)
-        self.spec = _spec(model)
+        self.spec = _spec(model, form)
         self.embedding: Tensor = model.get_input_embeddings().weight
         self.head_weight: Tensor = model.get_output_embeddings().weight
         self._softcap: float | None = getattr(model.config, "final_logit_softcapping", None)
         self._body = body_of(model, form)
         self._body.decoder.tap(self.spec.tap_layers)
+
+    @property
+    def forward_id(self) -> str:
+        """Names the code that runs the layers: what it writes may part at a near-tie from what another writes."""
+        decoder = type(self._body.decoder).__name__
+        return f"{decoder} {sources_digest()}" if isinstance(self._body.decoder, NativeDecoder) else decoder
 
     @cached_property
     def facts(self) -> TargetFacts:
@@ -169,9 +176,10 @@ def _at_least(rows: Rows, count: int) -> Rows:
     )
 
 
-def _spec(model: Any) -> TargetSpec:
+def _spec(model: Any, form: str) -> TargetSpec:
     config = model.config
     layers = model.base_model.layers
+    dtype = str(model.dtype).removeprefix("torch.")
     return TargetSpec(
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
@@ -179,6 +187,7 @@ def _spec(model: Any) -> TargetSpec:
         context_len=config.max_position_embeddings,
         layer_shapes=tuple((config.num_key_value_heads, layer.self_attn.head_dim) for layer in layers),
         dtype=model.dtype,
+        mode=dtype if form == "float32" else form,
         device=model.device,
         eos_token_ids=_eos(model),
         tap_layers=default_tap_layers(len(layers)),

@@ -16,7 +16,7 @@ from secondguess.errors import UserError, did_you_mean
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Known:
-    """``plain``: decodes without speculation. ``mode``: the numbers it computes with; None: those of the run."""
+    """``plain``: decodes without speculation. ``mode``: the numbers it computes with; None: those it is given."""
 
     engine: str
     package: str
@@ -27,7 +27,7 @@ class Known:
     config: Mapping[str, Any] = field(default_factory=dict)
 
 
-def _llama_cpp(quantization: str | None, mode: str) -> Known:
+def _llama_cpp(quantization: str | None, mode: str | None) -> Known:
     return Known(
         engine="llama.cpp",
         package="llama_cpp",
@@ -52,12 +52,21 @@ def _vllm(num_speculative_tokens: int) -> Known:
 KNOWN = {
     "transformers": _transformers(0),
     "transformers:lookup": _transformers(10),
-    "llama.cpp": _llama_cpp(None, "gguf"),  # the file as it is
+    "llama.cpp": _llama_cpp(None, None),  # the file as it is
     "llama.cpp:F32": _llama_cpp("F32", "float32"),
-    "llama.cpp:Q4_0": _llama_cpp("Q4_0", "Q4_0"),
-    "llama.cpp:Q8_0": _llama_cpp("Q8_0", "Q8_0"),
+    "llama.cpp:Q4_0": _llama_cpp("Q4_0", "int4"),
+    "llama.cpp:Q8_0": _llama_cpp("Q8_0", "int8"),
     "vllm": _vllm(0),
     "vllm:eagle3": _vllm(3),
+}
+# The formats of a .gguf file that compute with numbers we have, too. Any other is a mode of its own.
+FILE_MODES = {
+    "ALL_F32": "float32",
+    "MOSTLY_F16": "float16",
+    "MOSTLY_BF16": "bfloat16",
+    "MOSTLY_Q8_0": "int8",
+    "MOSTLY_Q4_0": "int4",
+    "MOSTLY_Q4_1": "int4",
 }
 INSTALLED = "installed"
 PEER = "peer"  # the name of a method that is one; as typed it is a key of KNOWN
@@ -96,11 +105,21 @@ def choose_peers(names: Sequence[str], forms: Mapping[str, Path | None]) -> list
 def make_peer(
     name: str, forms: Mapping[str, Path | None], common: Mapping[str, Any], end_ids: Sequence[int], log: Path
 ) -> Peer:
-    """``common``: threads, dtype, max_len, and the drafter for vllm:eagle3 (a folder)."""
+    """``common``: threads, dtype (floating point), max_len, and the drafter for vllm:eagle3 (a folder)."""
     known = KNOWN[name]
     python, model = find_python(known), forms[known.wants]
     assert python
     assert model
     drafter = common["drafter"] if known.engine == "vllm" and not known.plain else None
     config = dict(common) | dict(known.config) | {"model": str(model), "cache": str(cache_dir() / "peers" / "models")}
-    return Peer(python, known.worker, config | {"drafter": drafter}, end_ids, log)
+    mode = known.mode or (file_mode(model) if known.wants == "gguf" else common["dtype"])
+    return Peer(python, known.worker, config | {"drafter": drafter}, end_ids, log, mode)
+
+
+def file_mode(path: Path) -> str:
+    """The numbers in a .gguf file, by the format that it says most of its tensors have."""
+    from gguf import GGUFReader, LlamaFileType  # imports numpy, which naming the peers in --help does not need
+
+    format_ = GGUFReader(path).fields["general.file_type"].contents()
+    name = LlamaFileType(format_).name
+    return FILE_MODES.get(name, name)

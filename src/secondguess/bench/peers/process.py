@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,11 @@ FOLDER = Path(__file__).parent
 class Peer:
     """Starts with the first request. Greedy only. Raises RuntimeError with the engine's own words when it fails."""
 
-    def __init__(self, python: Path, worker: str, config: Mapping[str, Any], end_ids: Sequence[int], log: Path) -> None:
-        """``log``: what the engine prints."""
+    def __init__(
+        self, python: Path, worker: str, config: Mapping[str, Any], end_ids: Sequence[int], log: Path, mode: str
+    ) -> None:
+        """``log``: what the engine prints. ``mode``: the numbers it computes with, as in ``TargetSpec.mode``."""
+        self.mode, self.drafter = mode, config.get("drafter")
         self._log = log
         self._command = [str(python), str(FOLDER / worker), json.dumps(dict(config))]
         self._end_ids = list(end_ids)
@@ -56,8 +60,9 @@ class Peer:
     def _ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
         assert self._process is not None
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(request) + "\n")
-        self._process.stdin.flush()
+        with suppress(BrokenPipeError):  # then there is no answer, either
+            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.flush()
         return self._hear()
 
     def _hear(self) -> dict[str, Any]:
@@ -68,7 +73,11 @@ class Peer:
             code = self._process.wait()
             self.close()
             raise RuntimeError(f"the process ended with exit code {code}, see {self._log}")
-        answer = json.loads(line)
+        try:
+            answer = json.loads(line)
+        except ValueError:
+            self.close()
+            raise RuntimeError(f"the process answered {line[:80]!r}, see {self._log}") from None
         if "error" in answer:
             raise RuntimeError(answer["error"])
         return answer
@@ -77,6 +86,7 @@ class Peer:
 def output_of(prompt_ids: Sequence[int], answer: Mapping[str, Any], end_ids: Sequence[int]) -> Output:
     """Cycles are the engine's own business: they are counted as none, and all time is ``rest``."""
     tokens = tuple(answer["token_ids"])
+    num_decoded = max(0, len(tokens) - answer.get("num_first", 1))
     return Output(
         prompt="",
         prompt_ids=tuple(prompt_ids),
@@ -85,5 +95,5 @@ def output_of(prompt_ids: Sequence[int], answer: Mapping[str, Any], end_ids: Seq
         origins=(),
         finish_reason="stop" if tokens and tokens[-1] in end_ids else "length",
         seed=0,
-        stats=Stats(len(tokens) - 1, 0, 0, 0, answer["prefill_s"], 0.0, 0.0, 0.0, answer["decode_s"]),
+        stats=Stats(num_decoded, 0, 0, 0, answer["prefill_s"], 0.0, 0.0, 0.0, answer["decode_s"]),
     )
