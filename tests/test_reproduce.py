@@ -173,7 +173,7 @@ def test_arms_with_equals_signs_in_their_folders() -> None:
 
 
 def replayed(*units: tuple[int, int, int]) -> Record:
-    return Record(2.0, sum(u[1] for u in units), REPLAY_COLUMNS, [list(u) for u in units])
+    return Record(2.0, sum(u[1] for u in units), REPLAY_COLUMNS, [[row, *u] for row, u in enumerate(units)])
 
 
 def test_estimates_equal_hand_computed_ones() -> None:
@@ -189,8 +189,8 @@ def test_estimates_equal_hand_computed_ones() -> None:
 
 
 def test_times_equal_hand_computed_ones() -> None:
-    ours = [Record(1.0, 30, LIVE_COLUMNS, [[0, 20, 1.0, 20, 3.0, 8], [0, 10, 0.5, 10, 1.5, 4]])]
-    theirs = [Record(1.0, 30, LIVE_COLUMNS, [[0, 20, 2.0, 20, 3.0, 10], [0, 10, 1.0, 10, 1.5, 5]])]
+    ours = [Record(1.0, 30, LIVE_COLUMNS, [[0, 0, 20, 1.0, 20, 3.0, 8], [1, 0, 10, 0.5, 10, 1.5, 4]])]
+    theirs = [Record(1.0, 30, LIVE_COLUMNS, [[0, 0, 20, 2.0, 20, 3.0, 10], [1, 0, 10, 1.0, 10, 1.5, 5]])]
     for quantity, expected in (("speedup", 3.0), ("cycle ms", 125.0)):
         found = estimate(quantity, ours, ())
         assert found is not None
@@ -218,6 +218,21 @@ def test_an_average_over_a_few_prompts_of_many_tasks_has_no_interval() -> None:
     assert enough is not None
     assert (few.num_units, few.low) == (9, None)
     assert enough.low is not None
+
+
+def test_turns_of_a_conversation_are_drawn_together() -> None:
+    turns = [[i // 2, 0, 10 + 10 * (i % 2), 10] for i in range(2 * MIN_UNITS)]  # all conversations are alike
+    together = estimate("tau", [Record(1.0, 1, REPLAY_COLUMNS, turns)], ())
+    apart = estimate("tau", [Record(1.0, 1, REPLAY_COLUMNS, [[i, *turn[1:]] for i, turn in enumerate(turns)])], ())
+    assert together is not None
+    assert apart is not None
+    assert (together.num_units, together.low, together.high) == (MIN_UNITS, 1.5, 1.5)
+    assert apart.num_units == 2 * MIN_UNITS
+    assert apart.low is not None
+    assert apart.low < 1.5
+    few = estimate("tau", [Record(1.0, 1, REPLAY_COLUMNS, turns[2:])], ())
+    assert few is not None
+    assert (few.num_units, few.low) == (MIN_UNITS - 1, None)
 
 
 @given(units)
@@ -266,8 +281,8 @@ def test_one_diagnosis_serves_all_budgets() -> None:
 def test_costs_come_from_what_was_measured() -> None:
     replay, live = (Measurement(kind, ARMS["pr"], ("gsm8k",), At(48, 0.0)) for kind in ("replay", "live"))
     records = {
-        replay: Record(2.0, 40, REPLAY_COLUMNS, [[0, 40, 20]]),
-        live: Record(6.0, 60, LIVE_COLUMNS, [[0, 60, 5.0, 50, 10.0, 30]]),
+        replay: Record(2.0, 40, REPLAY_COLUMNS, [[0, 0, 40, 20]]),
+        live: Record(6.0, 60, LIVE_COLUMNS, [[0, 0, 60, 5.0, 50, 10.0, 30]]),
     }
     costs = measured_costs(records)
     assert costs is not None
@@ -349,7 +364,7 @@ def test_a_planted_contradiction_is_highlighted(tmp_path) -> None:
     report = Report("T", "`made`", ["a < b"], [p for p in parts if p], differences(found), "Another target & machine.")
     page, text = html(report, tmp_path), markdown(report)
     assert page.count('<div class="differs"') == 3  # the average also in the summary
-    assert 'title="measured on 40 texts; -10.' in page
+    assert 'title="measured on 40 prompts; -10.' in page
     assert 'title="not measured: no mbpp"' in page
     assert page.count("Another target &amp; machine.") == text.count("Another target & machine.") == 1
     assert '<a href="#note1">(1)</a>' in page

@@ -214,7 +214,7 @@ def test_check_agrees_with_what_was_measured_and_finds_what_was_not(workplace: P
     for path in Path("out/records").glob("replay-*.json"):
         content = json.loads(path.read_text())
         for unit, by in zip(content["result"]["units"], (3, 5), strict=True):
-            unit[1] += by * (1 + len(content["made_of"]["variant"]["drafter"]))
+            unit[2] += by * (1 + len(content["made_of"]["variant"]["drafter"]))
         path.write_text(json.dumps(content))
     assert main([*argv, "--check"]) == 1
     assert "0 of 1 cells agree" in capsys.readouterr().out
@@ -247,7 +247,10 @@ def test_a_text_that_is_not_plain_decodings_is_told(workplace: Path, monkeypatch
 
 TINY = {  # what each command of scripts/paper.sh is given besides
     "prepare": ("--max-new-tokens", "8", "--device", "cpu", "--dtype", "float32"),
-    "train": ("draft_vocab_size=64", "unroll_steps=2", "epochs=1", "held_out=0.2", "eval_responses=0", "device=cpu"),
+    "train": (
+        *("draft_vocab_size=64", "unroll_steps=2", "epochs=1", "batch_size=2", "held_out=0.2", "eval_responses=0"),
+        "device=cpu",
+    ),
     "reproduce": (*SMALL, "--device", "cpu", "--dtype", "float32", "--plan", "--json", "plan.json"),
 }
 

@@ -56,9 +56,9 @@ def coforwarding(pictures: Mapping[str, list[str]]) -> Chapter | None:
     if not pictures.get("steps"):
         return None
     about = (
-        "A draft of PR as it happened: of the first prompts' drafts, the one with the most accepted second guesses. Each "
-        "forward takes the new nodes (blue) and, in the same batch, second looks at nodes of the forward before (ringed, "
-        "with what the second look finds most probable next); green is what the target took."
+        "A draft of PR as it happened: of the first prompts' drafts, the one with the most accepted second guesses. "
+        "Each forward takes the new nodes (blue) and, in the same batch, second looks at nodes of the forward before "
+        "(ringed, with what the second look finds most probable next); green is what the target took."
     )
     return Chapter("Figures 2 and 3", "Co-forwarding, step by step", about, [], pictures["steps"])
 
@@ -70,19 +70,20 @@ def how(world: World) -> str:
         f"a task and {a.max_new_tokens} new tokens. Speedups and milliseconds come from live decoding of "
         f"{a.live_limit} prompts a task (as many as a batch takes, if that is more), on which plain decoding and all "
         "methods take turns. Prompts whose plain text repeats itself (over half of its 4-grams occurred in it before) "
-        "are left out; with_loops in cells.json is with them. Intervals are 95 %: bootstrap over prompts, or groups "
-        "decoded together (none for fewer than 5 a task), and Wilson's of shares. A gain or share contradicts the "
-        "paper if its interval lies on the other side of no difference, or wholly outside of half to twice the paper's."
+        "are left out; with_loops in cells.json is with them. Intervals are 95 %: bootstrap over prompts (all turns of "
+        "a conversation together) or batches (none for fewer than 5 a task), and Wilson's of shares. A gain or share "
+        "contradicts the paper if its interval lies on the other side of no difference, or wholly outside of half to "
+        "twice the paper's."
     )
 
 
 def held(world: World) -> str:
     a, machine = world.args, world.record["machine"]
-    where = machine["cpu"] if a.device == "cpu" else ", ".join(machine["gpus"])
+    where = machine["cpu"] if world.target.spec.device.type == "cpu" else ", ".join(machine["gpus"])
     return (
-        f"Held different in all of these: the target, {a.target} (the paper's stands at each table); drafters of another "
-        f"training; texts, of at most {a.limit} prompts a task ({a.live_limit} for time) and {a.max_new_tokens} new "
-        f"tokens; the machine, {a.dtype} on {where}."
+        f"Held different in all of these: the target, {a.target} (the paper's stands at each table); drafters of "
+        f"another training; texts, of at most {a.limit} prompts a task ({a.live_limit} for time) and "
+        f"{a.max_new_tokens} new tokens; the machine, {a.dtype} on {where}."
     )
 
 

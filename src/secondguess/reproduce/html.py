@@ -25,8 +25,9 @@ nav a { display: inline-block; margin-right: 1rem; } a { color: inherit; }
 table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums; }
 th, td { padding: .3rem .6rem; text-align: right; vertical-align: top; border-bottom: 1px solid var(--line);
   overflow-wrap: normal; }
-th { font-weight: 600; } th:first-child { text-align: left; min-width: 7rem; max-width: 12rem; position: sticky; left: 0;
-  background: var(--page); }
+th { font-weight: 600; }
+th:first-child { text-align: left; min-width: 7rem; max-width: 12rem; background: var(--page);
+  position: sticky; left: 0; }
 td span, td small { display: block; white-space: nowrap; }
 tr.paper, tr.paper th:first-child { background: var(--paper); } tr.paper th { font-weight: 400; }
 .differs { background: var(--differs); border-left: 3px solid var(--edge); padding-left: .3rem; }
@@ -117,7 +118,7 @@ def picture(path: Path) -> str:
 
 
 def film(svg: str, name: str) -> str:
-    """The frames of ``picture``, in the page's colours. Buttons choose one, where the picture alone shows all in turn."""
+    """The frames of ``picture`` in the page's colours. Buttons choose one; alone, the picture shows all in turn."""
     buttons = "".join(
         f'<input type="radio" name="{escape(name)}" aria-label="frame {i}"{" checked" if i == 1 else ""}>'
         for i in range(1, 1 + svg.count('<g class="frame">'))

@@ -35,7 +35,7 @@ FIELDS = {
     "figure1": "share of drafted tokens that are accepted; share of rejected tokens",
 }
 TAU_AND_SPEEDUP = "tau by replay / speedup live"
-UNITS: dict[Kind, str] = {"replay": "texts", "live": "prompts or batches", "diagnosis": "tokens"}
+UNITS: dict[Kind, str] = {"replay": "prompts", "live": "prompts or batches", "diagnosis": "tokens"}
 
 
 @dataclass(frozen=True, slots=True)
