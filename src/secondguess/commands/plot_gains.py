@@ -26,8 +26,8 @@ def draw_gains(outcomes: Sequence[Outcome], title: str) -> Figure | None:
     axes = figure.subplots(len(parts), len(quantities), squeeze=False)
     for i, part in enumerate(parts):
         for j, quantity in enumerate(quantities):
-            panel([o for o in gains if (o.cell.place.part, o.cell.place.quantity) == (part, quantity)], axes[i, j])
             axes[i, j].set_title(f"{quantity}, {part}", fontsize=9)
+            panel([o for o in gains if (o.cell.place.part, o.cell.place.quantity) == (part, quantity)], axes[i, j])
     legend(figure)
     return figure
 
@@ -45,6 +45,10 @@ def names_of(gains: Sequence[Outcome], what: str) -> list[str]:
 
 def panel(gains: Sequence[Outcome], axes: Axes) -> None:
     """Columns along the axis and a marker per row, or the other way round where there is one column."""
+    if not gains:
+        axes.text(0.5, 0.5, "not measured", ha="center", transform=axes.transAxes)
+        axes.set_axis_off()
+        return
     columns, rows = names_of(gains, "column"), names_of(gains, "row")
     one = len(columns) == 1
     along, kinds = (rows, columns) if one else (columns, rows)

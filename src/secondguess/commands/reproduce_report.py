@@ -58,7 +58,8 @@ def coforwarding(pictures: Mapping[str, list[str]]) -> Chapter | None:
     about = (
         "A draft of PR as it happened: of the first prompts' drafts, the one with the most accepted second guesses. "
         "Each forward takes the new nodes (blue) and, in the same batch, second looks at nodes of the forward before "
-        "(ringed, with what the second look finds most probable next); green is what the target took."
+        "(ringed, with what the second look finds most probable next); green is what the target took, ringed if it was "
+        "a second guess."
     )
     return Chapter("Figures 2 and 3", "Co-forwarding, step by step", about, [], pictures["steps"])
 

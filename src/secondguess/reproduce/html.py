@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
@@ -28,11 +27,13 @@ th, td { padding: .3rem .6rem; text-align: right; vertical-align: top; border-bo
 th { font-weight: 600; }
 th:first-child { text-align: left; min-width: 7rem; max-width: 12rem; background: var(--page);
   position: sticky; left: 0; }
+tr:first-child th { white-space: nowrap; }
 td span, td small { display: block; white-space: nowrap; }
 tr.paper, tr.paper th:first-child { background: var(--paper); } tr.paper th { font-weight: 400; }
 .differs { background: var(--differs); border-left: 3px solid var(--edge); padding-left: .3rem; }
 .key { display: inline-block; padding: 0 .4rem; margin-right: 1rem; } .key.paper { background: var(--paper); }
-img.plot { width: 100%; max-width: 46rem; height: auto; } svg.steps { max-width: none; height: auto; }
+img.plot { display: block; margin-top: 1rem; width: 100%; max-width: 46rem; height: auto; }
+svg.steps { max-width: none; height: auto; }
 .film input { margin: 0 .4rem .6rem 0; } .film .wide svg.steps .frame { animation: none; visibility: hidden; }
 ol.notes li { margin-bottom: .6rem; } ul.reasons { margin: .3rem 0; padding-left: 1.2rem; font-size: .85rem; }
 """
@@ -94,16 +95,14 @@ def table(grid: Grid) -> str:
 
 def row(line: Line) -> str:
     label = f"{line.label} (paper)" if line.source == "paper" else line.label
-    fields = "".join(f"<td>{field(numbers)}</td>" for numbers in line.fields)
+    spread = any(number.interval for numbers in line.fields for number in numbers)
+    fields = "".join(f"<td>{''.join(show(number, spread) for number in numbers)}</td>" for numbers in line.fields)
     return f'<tr class="{line.source}"><th scope="row">{escape(label)}</th>{fields}</tr>'
 
 
-def field(numbers: Sequence[Shown]) -> str:
-    return "".join(map(number, numbers))
-
-
-def number(shown: Shown) -> str:
-    interval = f"<small>{escape(shown.interval)}</small>" if shown.interval else ""
+def show(shown: Shown, spread: bool) -> str:
+    """``spread``: others of the row have intervals, so that this number needs the room of one."""
+    interval = f"<small>{escape(shown.interval) or '&nbsp;'}</small>" if spread else ""
     link = f' <a href="#note{shown.note}">({shown.note})</a>' if shown.note else ""
     differs = ' class="differs"' if shown.note else ""
     return f'<div{differs} title="{escape(shown.more)}"><span>{escape(shown.text)}{link}</span>{interval}</div>'

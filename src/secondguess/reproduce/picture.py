@@ -13,8 +13,8 @@ from textwrap import wrap
 from secondguess.bench.steps import Look
 from secondguess.engine.cycle import CycleTrace
 
-COLUMN, ROW, LEFT, TOP, FOOT = 108, 26, 24, 76, 16
-MIN_WIDTH, CAPTION = 760, 104  # pixels; characters of a line
+COLUMN, ROW, LEFT, TOP, FOOT = 112, 26, 24, 72, 16
+MIN_WIDTH, CAPTION = 860, 120  # pixels; characters of a line
 PIECE = 11  # characters of a token that are shown
 SECONDS = 3  # that a frame is shown
 STYLE = (
@@ -110,13 +110,14 @@ def verified(
 ) -> str:
     """The last frame: what the target took."""
     levels, count = trace.tree.levels_RN[0].tolist(), len(taken)
-    guesses = zip(taken[1:], trace.verdict.path_RD[0, 1:count].tolist(), strict=True)
-    said = [quoted(decode(look.token)) + (" (a second guess)" if levels[node] else "") for look, node in guesses]
-    bonus = quoted(decode(int(trace.verdict.tokens_RD[0, count - 1])))
+    guesses = list(zip(taken[1:], trace.verdict.path_RD[0, 1:count].tolist(), strict=True))
+    said = [said_of(look.token, decode) + (" (a second guess)" if levels[node] else "") for look, node in guesses]
+    rings = "".join(ring(at[look.node]) for look, node in guesses if levels[node])
+    bonus = said_of(int(trace.verdict.tokens_RD[0, count - 1]), decode)
     size = int(trace.tree.valid_RN[0].sum()) - 1
     title = f"The target checks {size} guesses and takes {', '.join(said) or 'none'}; its own next token is {bonus}"
     looks = [*first, *(look for look in taken if look not in first)]
-    return caption(title) + tree(looks, at, decode, {look.node: "taken" for look in taken})
+    return caption(title) + tree(looks, at, decode, {look.node: "taken" for look in taken}) + rings
 
 
 def tree(looks: Sequence[Look], at: dict[int, Place], decode: Decode, classes: dict[int, str]) -> str:
@@ -128,7 +129,7 @@ def tree(looks: Sequence[Look], at: dict[int, Place], decode: Decode, classes: d
             lines.append(f'<line x1="{px}" y1="{py}" x2="{x}" y2="{y}"/>')
         kind = classes.get(look.node, "old")
         radius = 3 if kind == "old" else 4.5
-        label = escape(quoted(decode(look.token)))
+        label = escape(shortened(decode(look.token)))
         marks.append(f'<circle class="{kind}" cx="{x}" cy="{y}" r="{radius}"/>')
         marks.append(f'<text class="{kind if kind == "old" else ""}" x="{x + 9}" y="{y + 4}">{label}</text>')
     return "".join(lines + marks)
@@ -137,11 +138,13 @@ def tree(looks: Sequence[Look], at: dict[int, Place], decode: Decode, classes: d
 def again(look: Look, at: dict[int, Place], decode: Decode) -> str:
     """A second look, and below the node's own token what it finds most probable to come next."""
     x, y = xy(at[look.node])
-    guess = escape(quoted(decode(look.guess)))
-    return (
-        f'<circle class="ring" cx="{x}" cy="{y}" r="7"/>'
-        f'<text class="again" x="{x + 9}" y="{y + 15}">\u2192 {guess} {look.confidence:.0%}</text>'
-    )
+    guess = f"\u2192 {escape(shortened(decode(look.guess)))} {look.confidence:.0%}"
+    return ring(at[look.node]) + f'<text class="again" x="{x + 9}" y="{y + 15}">{guess}</text>'
+
+
+def ring(place: Place) -> str:
+    x, y = xy(place)
+    return f'<circle class="ring" cx="{x}" cy="{y}" r="7"/>'
 
 
 def caption(text: str) -> str:
@@ -154,6 +157,10 @@ def xy(place: Place) -> Place:
     return LEFT + COLUMN * column, TOP + ROW * row
 
 
-def quoted(piece: str) -> str:
+def said_of(token: int, decode: Decode) -> str:
+    return f'"{shortened(decode(token))}"'
+
+
+def shortened(piece: str) -> str:
     text = repr(piece)[1:-1].replace(" ", "\u2423")
     return text if len(text) <= PIECE else text[: PIECE - 1] + "\u2026"

@@ -7,6 +7,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +39,10 @@ class World:
     loaded: dict[Path, Drafter]
 
     def prompts(self, m: Measurement) -> list[TaskPrompt]:
-        """A live batch needs as many prompts as it decodes together."""
-        limit = max(self.args.live_limit, m.at.batch_size) if m.kind == "live" else self.args.limit
+        """As many as the flags say; of those that are decoded together so many that every batch is full."""
+        limit = self.args.limit
+        if m.kind == "live":
+            limit = ceil(self.args.live_limit / m.at.batch_size) * m.at.batch_size
         return [p for task in m.tasks for p in subset(self.rows[task], limit, self.args.seed)]
 
     def made_of(self, m: Measurement) -> dict[str, Any]:
