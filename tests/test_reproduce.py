@@ -10,21 +10,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from secondguess.bench.diagnosis import ALL, BUCKETS
 from secondguess.bench.paper import AVERAGE, PAPER, TASK_OF
 from secondguess.bench.tasks import ORDER
 from secondguess.config import TreeConfig
 from secondguess.errors import UserError
 from secondguess.methods import parse_method
-from secondguess.reproduce.arms import ARMS, NOT_BUILT, parse_arms
+from secondguess.reproduce.arms import ARMS, parse_arms
 from secondguess.reproduce.cells import At, Cell, Measurement, Place
 from secondguess.reproduce.check import agrees, sample
 from secondguess.reproduce.estimate import MIN_UNITS, Value, diagnosed, estimate
 from secondguess.reproduce.html import html
-from secondguess.reproduce.layout import Report, chapters, differences, headline, tally
+from secondguess.reproduce.layout import Report, chapters, summary
 from secondguess.reproduce.markdown import markdown
 from secondguess.reproduce.outcome import YET, Outcome, contradiction, outcomes, published
 from secondguess.reproduce.parts import Scope
 from secondguess.reproduce.plan import distinct, jobs_of, measured_costs, words
+from secondguess.reproduce.prose import differences, headline, recovery, tally
 from secondguess.reproduce.records import LIVE_COLUMNS, REPLAY_COLUMNS, Record
 from secondguess.reproduce.tables import BUILDERS, cells_of
 
@@ -155,7 +157,6 @@ def test_budgets_and_temperatures_in_place_of_the_papers() -> None:
         (["pr"], "give NAME=FOLDER"),
         (["pr="], "give NAME=FOLDER"),
         (["has=x"], "unknown name; did you mean hass?"),
-        (["two-layer=x"], "unknown name"),
         (["pr=a", "pr=b"], "--arm pr is given twice"),
     ],
 )
@@ -166,14 +167,13 @@ def test_arms_that_are_refused(texts, said) -> None:
 
 def test_arms_with_equals_signs_in_their_folders() -> None:
     assert {name: str(folder) for name, folder in parse_arms(["hass+pr=a=b"]).items()} == {"hass+pr": "a=b"}
-    assert ARMS.keys() > NOT_BUILT.keys()
 
 
 # ---- estimates
 
 
 def replayed(*units: tuple[int, int, int]) -> Record:
-    return Record(2.0, sum(u[1] for u in units), REPLAY_COLUMNS, [list(u) for u in units])
+    return Record(2.0, sum(u[1] for u in units), REPLAY_COLUMNS, [[row, *u] for row, u in enumerate(units)])
 
 
 def test_estimates_equal_hand_computed_ones() -> None:
@@ -189,8 +189,8 @@ def test_estimates_equal_hand_computed_ones() -> None:
 
 
 def test_times_equal_hand_computed_ones() -> None:
-    ours = [Record(1.0, 30, LIVE_COLUMNS, [[0, 20, 1.0, 20, 3.0, 8], [0, 10, 0.5, 10, 1.5, 4]])]
-    theirs = [Record(1.0, 30, LIVE_COLUMNS, [[0, 20, 2.0, 20, 3.0, 10], [0, 10, 1.0, 10, 1.5, 5]])]
+    ours = [Record(1.0, 30, LIVE_COLUMNS, [[0, 0, 20, 1.0, 20, 3.0, 8], [1, 0, 10, 0.5, 10, 1.5, 4]])]
+    theirs = [Record(1.0, 30, LIVE_COLUMNS, [[0, 0, 20, 2.0, 20, 3.0, 10], [1, 0, 10, 1.0, 10, 1.5, 5]])]
     for quantity, expected in (("speedup", 3.0), ("cycle ms", 125.0)):
         found = estimate(quantity, ours, ())
         assert found is not None
@@ -220,6 +220,21 @@ def test_an_average_over_a_few_prompts_of_many_tasks_has_no_interval() -> None:
     assert enough.low is not None
 
 
+def test_turns_of_a_conversation_are_drawn_together() -> None:
+    turns = [[i // 2, 0, 10 + 10 * (i % 2), 10] for i in range(2 * MIN_UNITS)]  # all conversations are alike
+    together = estimate("tau", [Record(1.0, 1, REPLAY_COLUMNS, turns)], ())
+    apart = estimate("tau", [Record(1.0, 1, REPLAY_COLUMNS, [[i, *turn[1:]] for i, turn in enumerate(turns)])], ())
+    assert together is not None
+    assert apart is not None
+    assert (together.num_units, together.low, together.high) == (MIN_UNITS, 1.5, 1.5)
+    assert apart.num_units == 2 * MIN_UNITS
+    assert apart.low is not None
+    assert apart.low < 1.5
+    few = estimate("tau", [Record(1.0, 1, REPLAY_COLUMNS, turns[2:])], ())
+    assert few is not None
+    assert (few.num_units, few.low) == (MIN_UNITS - 1, None)
+
+
 @given(units)
 def test_intervals_hold_their_numbers(rows) -> None:
     found = estimate("tau", [replayed(*rows)], ())
@@ -234,12 +249,15 @@ def test_intervals_hold_their_numbers(rows) -> None:
 
 
 def test_shares_of_a_diagnosis_are_found_by_place() -> None:
+    bucket = ("< 0.5", ">= 0.9")
     share = {"share": 0.25, "low": 0.2, "high": 0.3, "hits": 1, "count": 4}
-    none = dict.fromkeys(share) | {"count": 0}
+    none = dict.fromkeys(share) | {"hits": 0, "count": 0}
+    change = {"change_recovered": 0.3, "change_unrecovered": None}
     found = {
         "figure1a": [{"low": b / 10, "high": (b + 1) / 10, "true": share if b == 9 else none} for b in range(10)],
         "table7": [
-            {"drafter": d, "target": t, "pool": share if (d, t) == ("< 0.5", ">= 0.9") else none, "recovered": none}
+            {"drafter": d, "target": t, "pool": share if (d, t) == bucket else none, "recovered": none}
+            | (change if (d, t) == bucket else dict.fromkeys(change))
             for d in ("< 0.5", "0.5-0.9", ">= 0.9", "all")
             for t in ("< 0.5", "0.5-0.9", ">= 0.9", "all")
         ],
@@ -250,14 +268,21 @@ def test_shares_of_a_diagnosis_are_found_by_place() -> None:
         ("drafter 0.9-1.0", "accepted", "share"),
         ("drafter < 0.5, target >= 0.9", "rejected", "share"),
         ("drafter < 0.5", "target >= 0.9", "pool"),
+        ("drafter < 0.5", "target >= 0.9", "change recovered"),
     }
+
+
+def test_one_diagnosis_serves_all_budgets() -> None:
+    scope = replace(WHOLE, budgets=(8, 48, 24), temperatures=(0.0, 1.0))
+    asked = distinct([*cells_of("table7", scope), *cells_of("figure1", scope)])
+    assert [(m.kind, m.at) for m in asked] == [("diagnosis", At(48, 0.0)), ("diagnosis", At(48, 1.0))]
 
 
 def test_costs_come_from_what_was_measured() -> None:
     replay, live = (Measurement(kind, ARMS["pr"], ("gsm8k",), At(48, 0.0)) for kind in ("replay", "live"))
     records = {
-        replay: Record(2.0, 40, REPLAY_COLUMNS, [[0, 40, 20]]),
-        live: Record(6.0, 60, LIVE_COLUMNS, [[0, 60, 5.0, 50, 10.0, 30]]),
+        replay: Record(2.0, 40, REPLAY_COLUMNS, [[0, 0, 40, 20]]),
+        live: Record(6.0, 60, LIVE_COLUMNS, [[0, 0, 60, 5.0, 50, 10.0, 30]]),
     }
     costs = measured_costs(records)
     assert costs is not None
@@ -313,25 +338,42 @@ def test_a_planted_contradiction_is_found_and_explained() -> None:
         ("PR over EAGLE-3.1", AVERAGE, "tau gain"): "the sign differs",
     }
     assert any(o.why == YET for o in found)
-    notes = differences(found, {"target": "mine", "drafters": "drafters of another training"})
+    notes = differences(found)
     assert notes[0].startswith("Table 1, B = 24, T = 0: PR over EAGLE-3.1, GSM8K, tau gain: here -10.")
-    assert "paper +7.3%: the sign differs. Held different: target mine (paper: Llama-3.1-8B);" in notes[0]
-    assert "average over 1 of 7 tasks" in notes[1]
+    assert notes[0].endswith("paper +7.3%: the sign differs.")
+    assert notes[1].endswith("the sign differs. Also held different: average over 1 of 7 tasks.")
     assert "2 contradict it" in tally(found)
     assert headline(found).startswith("PR over EAGLE-3.1, averages over tasks: tau -10.")
+    assert recovery(found) == ""
+
+
+def test_what_second_looks_recover_is_said() -> None:
+    cells = cells_of("table7", WHOLE)
+    share = {"share": 0.0768, "low": 0.0622, "high": 0.0944, "hits": 80, "count": 1042}
+    buckets = {(d, t) for d in (*BUCKETS, ALL) for t in (*BUCKETS, ALL)}
+    none = {"change_recovered": None, "change_unrecovered": None}
+    table = [{"drafter": d, "target": t, "pool": share, "recovered": share} | none for d, t in buckets]
+    records = dict.fromkeys(distinct(cells), Record(1.0, 9, found={"table7": table}))
+    said = "A second look gets 7.7% [6.2% to 9.4%] of the rejected tokens right (paper: 28.5%)."
+    assert recovery(outcomes(cells, records)) == said
 
 
 def test_a_planted_contradiction_is_highlighted(tmp_path) -> None:
     found = planted()
-    report = Report("T", "`made`", ["a < b"], chapters(found, {}), differences(found, {"target": "mine"}))
+    parts = [summary(found), *chapters(found, {})]
+    report = Report("T", "`made`", ["a < b"], [p for p in parts if p], differences(found), "Another target & machine.")
     page, text = html(report, tmp_path), markdown(report)
-    assert page.count('<div class="differs">') == 2
+    assert page.count('<div class="differs"') == 3  # the average also in the summary
+    assert 'title="measured on 40 prompts; -10.' in page
+    assert 'title="not measured: no mbpp"' in page
+    assert page.count("Another target &amp; machine.") == text.count("Another target & machine.") == 1
     assert '<a href="#note1">(1)</a>' in page
     assert '<li id="note1">Table 1' in page
     assert "a &lt; b" in page
-    assert text.count("** (1)") == text.count("** (2)") == 1
+    assert (text.count("** (1)"), text.count("** (2)")) == (1, 2)
     assert "\n1. Table 1, B = 24" in text
-    paper_row = next(line for line in text.splitlines() if line.startswith("| EAGLE-3.1 | paper |"))
+    averages, paper_row = [line for line in text.splitlines() if line.startswith("| EAGLE-3.1 | paper |")]
+    assert averages == "| EAGLE-3.1 | paper | 4.74 / 2.04x |"
     assert paper_row.startswith("| EAGLE-3.1 | paper | 4.41 / 1.90x | 4.70 / 2.14x |")
     assert "- `-` not measured: no mbpp" in text
 
@@ -339,16 +381,18 @@ def test_a_planted_contradiction_is_highlighted(tmp_path) -> None:
 # ---- checking
 
 
-def outcome(kind, low, high) -> Outcome:
-    cell = Cell(Place("t", "p", "r", "c", "tau"), (Measurement(kind, ARMS["pr"], ("gsm8k",), At(48, 0.0)),))
+def outcome(kind, low, high, column="c") -> Outcome:
+    cell = Cell(Place("t", "p", "r", column, "tau"), (Measurement(kind, ARMS["pr"], ("gsm8k",), At(48, 0.0)),))
     return Outcome(cell, Value(1.0, low, high, 9), "", None)
 
 
 def test_a_tenth_of_what_can_be_checked_is_sampled() -> None:
     found = [outcome("replay", None, None)] * 10 + [outcome("live", None, None)] * 50 + [outcome("live", 0.9, 1.1)] * 20
+    found += [outcome("replay", 0.9, 1.1, AVERAGE)] * 100
     chosen = sample(found, 1)
     assert len(chosen) == 3
     assert all(o.cell.ours[0].kind == "replay" or o.value.low for o in chosen)  # type: ignore[union-attr]
+    assert all(o.cell.place.column != AVERAGE for o in chosen)
     assert sample(found, 1) == chosen
     with pytest.raises(UserError, match="nothing to check"):
         sample([outcome("live", None, None)], 0)

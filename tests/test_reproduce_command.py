@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import csv
 import json
+import os
+import shlex
+import subprocess
 from collections import Counter
 from html.parser import HTMLParser
-from itertools import groupby
+from itertools import groupby, pairwise
 from pathlib import Path
 
 import pytest
 
-from secondguess.bench.paper import PAPER
+from secondguess.bench.paper import AVERAGE, PAPER
 from secondguess.cli import main
 from secondguess.commands import reproduce as command_module
 from secondguess.commands import reproduce_work
+from secondguess.reproduce import arms as reproduce_arms
 from secondguess.reproduce.layout import FORMATS
 from tiny_folder import save_tiny
 
 ARMS = ("--arm", "eagle3.1=drafters/eagle3.1", "--arm", "pr=drafters/pr")
 SMALL = ("--limit", "2", "--live-limit", "1", "--max-new-tokens", "8", "--data-dir", "data")
 QUICK = ("--budget", "8", "--temperature", "1", *SMALL, *ARMS)  # greedy tiny models loop
-VOID = {"meta", "img", "br"}
+VOID = {"meta", "img", "br", "input"}
 
 
 def tiny_paper(folder: Path, monkeypatch: pytest.MonkeyPatch, family: str = "llama") -> None:
@@ -111,7 +115,7 @@ def test_every_cell_has_a_state(everything) -> None:
         assert bool(row["why"]) == (row["state"] == "not measured")
     whys = {row["why"] for row in rows}
     assert any("no drafter no-balance ships" in why for why in whys)
-    assert any("one decoder layer" in why for why in whys)
+    assert any("no drafter two-layer ships" in why for why in whys)
     assert any("mbpp" in why and "not found" in why for why in whys)
     assert not any("not measured yet" in why for why in whys)
     assert sum(row["state"] == "paper" for row in rows) > 200
@@ -144,7 +148,8 @@ def test_the_page_is_whole_and_alone_and_shows_the_numbers_of_cells_json(everyth
     expected: dict[str, Counter[str]] = {"here": Counter(), "paper": Counter()}
     for row in cells(folder):
         number = "-" if row["value"] is None else FORMATS[row["quantity"]].format(row["value"])
-        expected["paper" if row["state"] == "paper" else "here"][number] += 1
+        again = (row["table"], row["column"]) == ("table1", AVERAGE)  # in the summary
+        expected["paper" if row["state"] == "paper" else "here"][number] += 1 + again
     assert shown == expected
     markdown = (folder / "report.md").read_text()
     assert sum(line.startswith(("## Table ", "## Figure ")) for line in markdown.splitlines()) == len(PAPER)
@@ -160,6 +165,9 @@ def test_the_picture_has_a_frame_per_forward_and_one_for_the_verdict(everything)
     svg = path.read_text()
     Page(svg)
     assert svg.count("<g ") == 9
+    page = (everything[0] / "report.html").read_text()
+    assert page.count('<input type="radio"') == 9
+    assert page.count(" checked>") == 1
     assert "Forward 1 of 8: the newest token" in svg
     assert "Forward 8 of 8: " in svg
     assert 'class="ring"' in svg
@@ -206,7 +214,7 @@ def test_check_agrees_with_what_was_measured_and_finds_what_was_not(workplace: P
     for path in Path("out/records").glob("replay-*.json"):
         content = json.loads(path.read_text())
         for unit, by in zip(content["result"]["units"], (3, 5), strict=True):
-            unit[1] += by * (1 + len(content["made_of"]["variant"]["drafter"]))
+            unit[2] += by * (1 + len(content["made_of"]["variant"]["drafter"]))
         path.write_text(json.dumps(content))
     assert main([*argv, "--check"]) == 1
     assert "0 of 1 cells agree" in capsys.readouterr().out
@@ -237,17 +245,45 @@ def test_a_text_that_is_not_plain_decodings_is_told(workplace: Path, monkeypatch
     assert Path("out/report.html").read_text().count("NOT LOSSLESS") == 1
 
 
+TINY = {  # what each command of scripts/paper.sh is given besides
+    "prepare": ("--max-new-tokens", "8", "--device", "cpu", "--dtype", "float32"),
+    "train": (
+        *("draft_vocab_size=64", "unroll_steps=2", "epochs=1", "batch_size=2", "held_out=0.2", "eval_responses=0"),
+        "device=cpu",
+    ),
+    "reproduce": (*SMALL, "--device", "cpu", "--dtype", "float32", "--plan", "--json", "plan.json"),
+}
+
+
+def paper_commands(*args: str) -> list[list[str]]:
+    """Those that ``scripts/paper.sh`` would run."""
+    script = Path(__file__).parent.parent / "scripts" / "paper.sh"
+    dry = os.environ | {"DRY_RUN": "1"}
+    printed = subprocess.run([script, *args], env=dry, capture_output=True, check=True, text=True)
+    return [shlex.split(line) for line in printed.stdout.splitlines()]
+
+
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3"])
-def test_the_plan_of_each_family_of_the_paper(family: str, tmp_path: Path, monkeypatch, capsys) -> None:
-    """The commands of docs/reproduce.md for the paper's models, dry."""
+def test_from_weights_to_report_for_each_family_of_the_paper(family: str, tmp_path: Path, monkeypatch, capsys) -> None:
+    """``scripts/paper.sh``, command by command, on a tiny model: drafters for all rows, then the plan of the report."""
     tiny_paper(tmp_path, monkeypatch, family)
-    assert main(["reproduce", "all", "target", *SMALL, *ARMS, "--plan", "--json", "plan.json"]) == 0
+    Path("prompts.txt").write_text("".join(f"What is {i} and {i}?\n" for i in range(8)))
+    make_folder, *commands = paper_commands("target", "prompts.txt", "runs/tiny", "--seed", "1")
+    assert make_folder == ["mkdir", "-p", "runs/tiny"]
+    Path("runs/tiny").mkdir(parents=True)
+    for program, name, *argv in commands:
+        assert program == "secondguess"
+        assert main([name, *argv, *TINY[name]]) == 0, (name, argv)
+    arms = [folder for flag, folder in pairwise(commands[-1]) if flag == "--arm"]
+    assert [arm.partition("=")[0] for arm in arms] == list(reproduce_arms.ARMS)
     out = capsys.readouterr().out
-    assert "cannot be measured: no drafter hass ships for this target: --arm hass=FOLDER gives one" in out
-    assert "(from one timed prompt)" in out
+    assert "(from a few timed prompts)" in out
+    whys = [line for line in out.splitlines() if line.startswith("cannot be measured: ")]
+    assert whys
+    assert all("not found in data" in why or "prompts to decode together" in why for why in whys)
     rows = json.loads(Path("plan.json").read_text())["rows"]
     assert [kind for kind, _ in groupby(row["kind"] for row in rows)] == ["replay", "diagnosis", "live"]
-    assert not Path("runs").exists()
+    assert not Path("runs/tiny/report").exists()
 
 
 @pytest.mark.parametrize(

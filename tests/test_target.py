@@ -193,6 +193,28 @@ def test_a_folder_that_lacks_a_weight(tmp_path) -> None:
         load_target(str(tmp_path / "target"))
 
 
+@pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model."])
+def test_the_text_part_of_a_checkpoint_with_images(prefix: str, tmp_path) -> None:
+    """Gemma-3-12B's is one, with the first of these names; transformers also writes the second."""
+    folder = save_tiny(tmp_path, family="gemma3") / "target"
+    alone = load_target(str(folder))
+    tensors = {name.replace("model.", prefix, 1): x for name, x in load_file(folder / "model.safetensors").items()}
+    tensors["vision_tower.vision_model.post_layernorm.weight"] = torch.ones(8)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    text = json.loads((folder / "config.json").read_text())
+    whole = {"model_type": "gemma3", "text_config": text, "vision_config": {"model_type": "siglip_vision_model"}}
+    (folder / "config.json").write_text(json.dumps(whole))
+    found = load_target(str(folder))
+    assert found.facts.weights == alone.facts.weights
+    assert found.spec == alone.spec
+    ours, theirs = (prefill(target, target.new_cache(1, 8), 0, [5, 3, 9, 4]) for target in (found, alone))
+    assert torch.equal(ours.logits_RNV, theirs.logits_RNV)
+    del tensors[f"{prefix}norm.weight"]
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(UserError, match=r"model\.norm\.weight is missing$"):
+        load_target(str(folder))
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [("no/such/folder/at-all", "no such target"), ("nothing.gguf", "cannot read nothing.gguf")],

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import UnionType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from secondguess.device import DEVICES
 from secondguess.errors import UserError
 from secondguess.fields import alternatives
 
@@ -44,7 +45,14 @@ def from_args(cls: type[T], args: Namespace, **more: Any) -> T:
 
 
 def add_dtype(parser: ArgumentParser) -> None:
+    """What the target computes with, and where."""
     parser.add_argument("--dtype", default="float32", help=DTYPES)
+    add_device(parser)
+
+
+def add_device(parser: ArgumentParser) -> None:
+    where = "where models run; auto takes a GPU if there is one (default: auto)"
+    parser.add_argument("--device", choices=DEVICES, default="auto", help=where)
 
 
 def either(kind: type, *words: str) -> Callable[[str], Any]:

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from secondguess.reproduce.outcome import Outcome
 
 MARKERS = "osD^v"
+WIDTH = 7.5  # inches, so that letters keep their size on a page
 SPREAD = 0.6  # of the distance between two places on the axis, for the points of one place
 
 
@@ -20,13 +21,13 @@ def draw_gains(outcomes: Sequence[Outcome], title: str) -> Figure | None:
     if not gains:
         return None
     parts, quantities = names_of(gains, "part"), names_of(gains, "quantity")
-    figure = Figure(figsize=(5.2 * len(quantities) + 0.6, 3.1 * len(parts) + 0.6), layout="constrained")
+    figure = Figure(figsize=(WIDTH, 2.7 * len(parts) + 0.6), layout="constrained")
     figure.suptitle(title, fontsize=10)
     axes = figure.subplots(len(parts), len(quantities), squeeze=False)
     for i, part in enumerate(parts):
         for j, quantity in enumerate(quantities):
-            panel([o for o in gains if (o.cell.place.part, o.cell.place.quantity) == (part, quantity)], axes[i, j])
             axes[i, j].set_title(f"{quantity}, {part}", fontsize=9)
+            panel([o for o in gains if (o.cell.place.part, o.cell.place.quantity) == (part, quantity)], axes[i, j])
     legend(figure)
     return figure
 
@@ -44,6 +45,10 @@ def names_of(gains: Sequence[Outcome], what: str) -> list[str]:
 
 def panel(gains: Sequence[Outcome], axes: Axes) -> None:
     """Columns along the axis and a marker per row, or the other way round where there is one column."""
+    if not gains:
+        axes.text(0.5, 0.5, "not measured", ha="center", transform=axes.transAxes)
+        axes.set_axis_off()
+        return
     columns, rows = names_of(gains, "column"), names_of(gains, "row")
     one = len(columns) == 1
     along, kinds = (rows, columns) if one else (columns, rows)

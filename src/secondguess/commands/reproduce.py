@@ -13,7 +13,7 @@ from secondguess.commands.record import add_json, make_record
 from secondguess.commands.workload import add_replay_batch, add_target, add_texts, check_numbers, comma_separated
 from secondguess.config import TreeConfig
 from secondguess.errors import UserError, did_you_mean
-from secondguess.reproduce.arms import ARMS, NOT_BUILT, parse_arms
+from secondguess.reproduce.arms import ARMS, parse_arms
 
 ALL = "all"
 
@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--check-seed", type=int, default=0, metavar="INT", help="picks the tenth (default: 0)")
     out = "report and records; what they hold is not measured again (default: runs/reproduce-TARGET)"
     add("--out", type=Path, metavar="DIR", help=out)
-    arm = f"drafter that does not ship, may be repeated: {', '.join(name for name in ARMS if name not in NOT_BUILT)}"
+    arm = f"drafter that does not ship, may be repeated: {', '.join(ARMS)}"
     add("--arm", dest="arms", action="append", default=[], metavar="NAME=FOLDER", help=arm)
     tasks = f"comma-separated, some of {', '.join(ORDER)} (default: those that are found)"
     add("--tasks", type=comma_separated(str), default=ORDER, metavar="NAME,...", help=tasks)
@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     from secondguess.commands.reproduce_work import check_again, reproduce, show_plan
     from secondguess.reproduce.world import make_world
 
-    world = make_world(args, make_record(), load(args.target, args.dtype), arms)
+    world = make_world(args, make_record(), load(args.target, args.dtype, args.device), arms)
     console = Console(stderr=True, highlight=False)
     if args.plan:
         return show_plan(world, console)

@@ -12,12 +12,13 @@ from secondguess.bench.paper import PAPER
 from secondguess.commands.record import passport, write_json
 from secondguess.commands.reproduce_steps import PICTURE
 from secondguess.reproduce.html import html
-from secondguess.reproduce.layout import Report, chapters, differences, headline, tally
+from secondguess.reproduce.layout import Chapter, Report, chapters, summary
 from secondguess.reproduce.markdown import markdown
 from secondguess.reproduce.outcome import Outcome
+from secondguess.reproduce.prose import differences, headline, recovery, tally
 from secondguess.reproduce.world import World, figures_folder
 
-FIGURES = ("figure1a.png", "figure1b.png", PICTURE)  # of a diagnosis
+FIGURES = ("figure1a.png", "figure1b.png")  # of a diagnosis
 
 
 def write_report(world: World, outcomes: Sequence[Outcome], complaints: Sequence[str]) -> Report:
@@ -38,14 +39,29 @@ def write_report(world: World, outcomes: Sequence[Outcome], complaints: Sequence
 def make_report(
     world: World, outcomes: Sequence[Outcome], complaints: Sequence[str], pictures: Mapping[str, list[str]]
 ) -> Report:
-    lead = [tally(outcomes), headline(outcomes), how(world), *complaints]
+    lead = [tally(outcomes), headline(outcomes), recovery(outcomes), *complaints, how(world)]
+    parts = [summary(outcomes), *chapters(outcomes, pictures), coforwarding(pictures)]
     return Report(
         title=f"The paper's tables (arXiv 2611.05724) on {world.args.target}",
         passport=passport(world.record),
         lead=[paragraph for paragraph in lead if paragraph],
-        chapters=chapters(outcomes, pictures),
-        notes=differences(outcomes, held(world)),
+        chapters=[chapter for chapter in parts if chapter],
+        notes=differences(outcomes),
+        held=held(world),
     )
+
+
+def coforwarding(pictures: Mapping[str, list[str]]) -> Chapter | None:
+    """What the paper draws in its Figures 2 and 3, from a draft that was really made."""
+    if not pictures.get("steps"):
+        return None
+    about = (
+        "A draft of PR as it happened: of the first prompts' drafts, the one with the most accepted second guesses. "
+        "Each forward takes the new nodes (blue) and, in the same batch, second looks at nodes of the forward before "
+        "(ringed, with what the second look finds most probable next); green is what the target took, ringed if it was "
+        "a second guess."
+    )
+    return Chapter("Figures 2 and 3", "Co-forwarding, step by step", about, [], pictures["steps"])
 
 
 def how(world: World) -> str:
@@ -55,20 +71,21 @@ def how(world: World) -> str:
         f"a task and {a.max_new_tokens} new tokens. Speedups and milliseconds come from live decoding of "
         f"{a.live_limit} prompts a task (as many as a batch takes, if that is more), on which plain decoding and all "
         "methods take turns. Prompts whose plain text repeats itself (over half of its 4-grams occurred in it before) "
-        "are left out; with_loops in cells.json is with them. Intervals are 95 %: bootstrap over prompts, or groups "
-        "decoded together (none for fewer than 5 a task), and Wilson's of shares. A gain or share contradicts the "
-        "paper if its interval lies on the other side of no difference, or wholly outside of half to twice the paper's."
+        "are left out; with_loops in cells.json is with them. Intervals are 95 %: bootstrap over prompts (all turns of "
+        "a conversation together) or batches (none for fewer than 5 a task), and Wilson's of shares. A gain or share "
+        "contradicts the paper if its interval lies on the other side of no difference, or wholly outside of half to "
+        "twice the paper's."
     )
 
 
-def held(world: World) -> dict[str, str]:
+def held(world: World) -> str:
     a, machine = world.args, world.record["machine"]
-    return {
-        "target": a.target,
-        "drafters": "drafters of another training",
-        "texts": f"at most {a.limit} prompts a task ({a.live_limit} for time), {a.max_new_tokens} new tokens",
-        "machine": f"{a.dtype} on {', '.join(machine['gpus']) or machine['cpu']}",
-    }
+    where = machine["cpu"] if world.target.spec.device.type == "cpu" else ", ".join(machine["gpus"])
+    return (
+        f"Held different in all of these: the target, {a.target} (the paper's stands at each table); drafters of "
+        f"another training; texts, of at most {a.limit} prompts a task ({a.live_limit} for time) and "
+        f"{a.max_new_tokens} new tokens; the machine, {a.dtype} on {where}."
+    )
 
 
 def draw(outcomes: Sequence[Outcome], folder: Path) -> dict[str, list[str]]:
@@ -84,6 +101,8 @@ def draw(outcomes: Sequence[Outcome], folder: Path) -> dict[str, list[str]]:
             pictures[table] = [f"gains-{table}.png"]
         if table == "figure1":
             measured = [m for o in part if o.value for m in o.cell.ours]
-            names = [f"{figures_folder(m)}/{name}" for m in dict.fromkeys(measured) for name in FIGURES]
-            pictures[table] = [name for name in names if (folder / name).is_file()]
+            folders = [figures_folder(m) for m in dict.fromkeys(measured)]
+            for place, names in ((table, FIGURES), ("steps", (PICTURE,))):
+                paths = [f"{each}/{name}" for each in folders for name in names]
+                pictures[place] = [path for path in paths if (folder / path).is_file()]
     return pictures

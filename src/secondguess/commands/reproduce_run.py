@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from secondguess.bench.acceptance import Tally
 from secondguess.bench.diagnosis import results
 from secondguess.bench.metrics import group_costs, is_looping
-from secondguess.bench.plan import Prompt, make_groups
+from secondguess.bench.plan import Prompt, make_groups, row_of
 from secondguess.bench.report import Findings
 from secondguess.bench.runner import Bench, keys
 from secondguess.bench.serial import look_in_series
@@ -28,7 +28,7 @@ from secondguess.llm import LLM
 from secondguess.methods import Method, make_speculator, open_drafter, parse_method
 from secondguess.reproduce.cells import Kind, Measurement
 from secondguess.reproduce.plan import Job
-from secondguess.reproduce.records import LIVE_COLUMNS, REPLAY_COLUMNS, Record
+from secondguess.reproduce.records import LIVE_COLUMNS, REPLAY_COLUMNS, Record, numbered
 from secondguess.reproduce.world import World, digest, figures_folder, method_of
 
 if TYPE_CHECKING:
@@ -60,7 +60,8 @@ def replay_job(world: World, job: Job, console: Console) -> Results:
 
 
 def replayed(tallies: Sequence[Tally], seconds: float) -> Record:
-    units = [[int(t.looping), t.num_emitted, t.num_cycles] for t in tallies]
+    rows = numbered(t.conversation for t in tallies)
+    units = [[row, int(t.looping), t.num_emitted, t.num_cycles] for row, t in zip(rows, tallies, strict=True)]
     return Record(seconds, sum(t.num_emitted for t in tallies), REPLAY_COLUMNS, units)
 
 
@@ -99,16 +100,17 @@ def timed(findings: Findings, method: Method) -> Record:
     bench, complaints = findings.bench, tuple(findings.complaints())
     plain, [temperature] = next(iter(bench.llms)), bench.temperatures
     units, seconds = [], 0.0
-    for group in bench.groups:
+    rows = numbered(tuple(row_of(prompt.id) for prompt in group.prompts) for group in bench.groups)
+    for row, group in zip(rows, bench.groups, strict=True):
         ours, theirs = ([findings.results[key] for key in keys(group, x, temperature)] for x in (method, plain))
         if any(result.error is not None for result in (*ours, *theirs)):
             return Record(0.0, 0, LIVE_COLUMNS, [], complaints=complaints)
         [(tokens, longest)], [(plain_tokens, plain_longest)] = group_costs(ours), group_costs(theirs)
         looping = int(all(is_looping(result.token_ids) for result in theirs))
         plain_part = [plain_tokens, plain_longest.decode_s]
-        units.append([looping, tokens, longest.decode_s, *plain_part, longest.num_cycles])
+        units.append([row, looping, tokens, longest.decode_s, *plain_part, longest.num_cycles])
         seconds += ours[0].wall_s
-    return Record(seconds, sum(unit[1] for unit in units), LIVE_COLUMNS, units, complaints=complaints)
+    return Record(seconds, sum(unit[2] for unit in units), LIVE_COLUMNS, units, complaints=complaints)
 
 
 def diagnosis_job(world: World, job: Job, console: Console) -> Results:

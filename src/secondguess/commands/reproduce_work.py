@@ -34,7 +34,7 @@ from secondguess.reproduce.world import World
 if TYPE_CHECKING:
     from rich.console import Console
 
-PROBE_TOKENS = 16
+PROBE_PROMPTS, PROBE_TOKENS = 4, 64  # enough for drafting, not reading, to take most of the time
 
 
 def show_plan(world: World, console: Console) -> int:
@@ -129,18 +129,19 @@ def costs_of(
 
 
 def probe(world: World, job: Job, console: Console) -> Costs | None:
-    """Replay and decode one prompt of the job's first task for a few tokens, with its first method."""
+    """Replay a few prompts of the job's first task, and decode one, with its first method."""
     first = job.measurements[0]
     tokens = min(PROBE_TOKENS, world.args.max_new_tokens)
     one = replace(first, kind="replay", tasks=first.tasks[:1], at=At(first.at.budget, first.at.temperature))
     pair = (one, replace(one, kind="live"))
     with tempfile.TemporaryDirectory() as folder:
-        changes = {"limit": 1, "live_limit": 1, "max_new_tokens": tokens, "out": Path(folder)}
+        limit = min(PROBE_PROMPTS, world.args.limit)
+        changes = {"limit": limit, "live_limit": 1, "max_new_tokens": tokens, "out": Path(folder)}
         small = replace(world, args=world.with_args(**changes))
-        console.print("timing one prompt", markup=False)
+        console.print("timing a few prompts", markup=False)
         timed = [work(small, j, console) for work, j in zip((replay_job, live_job), jobs_of(pair), strict=True)]
     costs = measured_costs(timed[0] | timed[1])
-    return costs and replace(costs, source="one timed prompt")
+    return costs and replace(costs, source="a few timed prompts")
 
 
 def job_row(world: World, job: Job, costs: Costs | None) -> dict[str, Any]:

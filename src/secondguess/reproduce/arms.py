@@ -17,19 +17,17 @@ ARMS = {
     "hass": Variant("hass", "eagle3.1"),
     "hass+pr": Variant("hass+pr", "pr"),
 }
-NOT_BUILT = {"two-layer": "drafters of this package have one decoder layer"}
 
 
 def parse_arms(texts: Sequence[str]) -> dict[str, Path]:
     """``NAME=FOLDER`` each. Raises UserError for anything else, an unknown name, or one that is given twice."""
     folders: dict[str, Path] = {}
-    names = [name for name in ARMS if name not in NOT_BUILT]
     for text in texts:
         name, equals, folder = text.partition("=")
         if not equals or not folder:
-            raise UserError(f"--arm {text}: give NAME=FOLDER, with one of the names {', '.join(names)}")
-        if name not in names:
-            raise UserError(f"--arm {text}: unknown name{did_you_mean(name, names)}; the names are {', '.join(names)}")
+            raise UserError(f"--arm {text}: give NAME=FOLDER, with one of the names {', '.join(ARMS)}")
+        if name not in ARMS:
+            raise UserError(f"--arm {text}: unknown name{did_you_mean(name, ARMS)}; the names are {', '.join(ARMS)}")
         if name in folders:
             raise UserError(f"--arm {name} is given twice")
         folders[name] = Path(folder)

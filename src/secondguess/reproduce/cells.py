@@ -14,6 +14,8 @@ KINDS: dict[str, Kind] = {
     "recovered": "diagnosis",
     "pool": "diagnosis",
     "share": "diagnosis",
+    "change recovered": "diagnosis",
+    "change unrecovered": "diagnosis",
 }
 BASE_OF = {"tau gain": "tau", "speedup gain": "speedup", "cycle ratio": "cycle ms"}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
+from secondguess.bench.paper import AVERAGE
 from secondguess.errors import UserError
 from secondguess.reproduce.estimate import Value
 from secondguess.reproduce.outcome import Outcome
@@ -16,13 +17,20 @@ ROUNDING = 1e-9  # of sums in another order
 def sample(found: Sequence[Outcome], seed: int) -> list[Outcome]:
     """A tenth of the cells that can be checked, one at least. Raises UserError when there are none.
 
-    A time without an interval cannot: it is never the same twice.
+    A time without an interval cannot: it is never the same twice. Nor are averages taken: other cells hold all that
+    they are made of, and one of them would measure every task again.
     """
-    able = [o for o in found if o.value and o.cell.ours and (o.value.low is not None or o.cell.ours[0].kind != "live")]
+    able = [o for o in found if can_be_checked(o)]
     if not able:
         raise UserError("nothing to check: no cell with an interval has been measured with these settings")
     chosen = random.Random(seed).sample(range(len(able)), max(1, round(SHARE * len(able))))
     return [able[i] for i in sorted(chosen)]
+
+
+def can_be_checked(o: Outcome) -> bool:
+    if o.value is None or not o.cell.ours or o.cell.place.column == AVERAGE:
+        return False
+    return o.value.low is not None or o.cell.ours[0].kind != "live"
 
 
 def agrees(first: Value, second: Value | None) -> bool:

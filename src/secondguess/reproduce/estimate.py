@@ -1,6 +1,6 @@
 """Numbers of cells, and their intervals, from records. Pure functions.
 
-P units of a record (texts, or groups decoded together), S resamples.
+P units of a record (texts, or groups decoded together), C conversations that they are turns of, S resamples.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ STATS: dict[str, Callable[[Sums], Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A number and its 95 % interval, None where there are too few units for one.
+    """A number and its 95 % interval, None where there are too few units for one. Turns of a conversation are one.
 
     ``with_loops``: the number over all units; the others leave out those whose plain text loops.
     """
@@ -46,21 +46,23 @@ class Value:
 def estimate(quantity: str, ours: Sequence[Record], over: Sequence[Record]) -> Value | None:
     """A number averaged over tasks; relative to ``over``, of the same tasks and units, if that is given.
 
-    Percentile bootstrap over the units of each task; both methods' share of a unit stays together. None where nothing
-    was decoded, or where every text loops. Every record has a unit at least.
+    Percentile bootstrap over the conversations of each task; both methods' share of a unit stays together. None where
+    nothing was decoded, or where every text loops. Every record has a unit at least.
     """
-    kept = [np.array([u[0] == 0 for u in record.units], dtype=bool) for record in ours]
+    kept = [np.array(record.column("looping")) == 0 for record in ours]
     everything = number(quantity, ours, over, [np.ones(len(k)) for k in kept])
     flowing = [i for i, k in enumerate(kept) if k.any()]
     ours, over = [ours[i] for i in flowing], [over[i] for i in flowing if over]
     masks = [kept[i] for i in flowing]
-    num_units = sum(int(mask.sum()) for mask in masks)
+    rows = [np.array(record.column("row"))[mask] for record, mask in zip(ours, masks, strict=True)]
+    num_units = sum(len(np.unique(row_P)) for row_P in rows)
     value = number(quantity, ours, over, [mask.astype(float) for mask in masks])
     if value is None or not np.isfinite(value):
         return None
     low = high = None
     if num_units >= MIN_UNITS * len(masks):
-        values_S = number(quantity, ours, over, [resampled(mask, stream) for stream, mask in enumerate(masks)])
+        drawn = [resampled(*each, stream) for stream, each in enumerate(zip(masks, rows, strict=True))]
+        values_S = number(quantity, ours, over, drawn)
         low, high = map(float, np.nanpercentile(values_S, INTERVAL))
     return Value(float(value), low, high, num_units, len(flowing), float(everything))
 
@@ -87,10 +89,14 @@ def sums(record: Record, weights: np.ndarray) -> Sums:
     return {name: table_PC[:, c] @ weights for c, name in enumerate(record.columns)}
 
 
-def resampled(mask: np.ndarray, stream: int) -> np.ndarray:
-    """[P, S]: how often each unit is drawn; those that ``mask`` leaves out never."""
+def resampled(mask: np.ndarray, rows: np.ndarray, stream: int) -> np.ndarray:
+    """[P, S]: how often each unit is drawn, with its conversation; those that ``mask`` leaves out never.
+
+    ``rows``: which conversation each of the others belongs to.
+    """
+    conversations_C, at_P = np.unique(rows, return_inverse=True)
     counts_PS = np.zeros((len(mask), RESAMPLES))
-    counts_PS[mask] = draws(int(mask.sum()), stream)
+    counts_PS[mask] = draws(len(conversations_C), stream)[at_P]
     return counts_PS
 
 
@@ -102,16 +108,30 @@ def draws(count: int, stream: int) -> np.ndarray:
 
 
 def diagnosed(place: Place, found: Mapping[str, Any]) -> Value | None:
-    """A share of a diagnosis, with its Wilson interval. None of nothing."""
-    share = share_at(place, found)
+    """A share of a diagnosis, with its Wilson interval, or a mean change without one. None of nothing.
+
+    Rows and columns are named as ``tables`` does: accepted tokens of a bin, or rejected ones of a bucket.
+    """
+    if place.column == "accepted":
+        rows = (b["true"] for b in found["figure1a"] if place.row == f"drafter {b['low']:.1f}-{b['high']:.1f}")
+        return value_of(next(rows))
+    cell = bucket_at(place, found)
+    if place.quantity.startswith("change"):
+        change, hits, count = (
+            cell[place.quantity.replace(" ", "_")],
+            cell["recovered"]["hits"],
+            cell["recovered"]["count"],
+        )
+        num_tokens = hits if place.quantity == "change recovered" else count - hits
+        return None if change is None else Value(change, None, None, num_tokens)
+    return value_of(cell["recovered" if place.quantity == "recovered" else "pool"])
+
+
+def value_of(share: Mapping[str, Any]) -> Value | None:
     return None if share["share"] is None else Value(share["share"], share["low"], share["high"], share["count"])
 
 
-def share_at(place: Place, found: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Rows and columns are named as ``tables`` does: accepted tokens of a bin, or rejected ones of a bucket."""
-    if place.column == "accepted":
-        return next(b["true"] for b in found["figure1a"] if place.row == f"drafter {b['low']:.1f}-{b['high']:.1f}")
+def bucket_at(place: Place, found: Mapping[str, Any]) -> Mapping[str, Any]:
     bucket = place.row if place.column == "rejected" else f"{place.row}, {place.column}"
     drafter, _, target = bucket.removeprefix("drafter ").partition(", target ")
-    cell = next(c for c in found["table7"] if (c["drafter"], c["target"]) == (drafter, target or ALL))
-    return cell["recovered" if place.quantity == "recovered" else "pool"]
+    return next(c for c in found["table7"] if (c["drafter"], c["target"]) == (drafter, target or ALL))

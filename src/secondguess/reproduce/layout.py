@@ -6,11 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from secondguess.bench.paper import AVERAGE, HEADLINE, PAPER
-from secondguess.reproduce.cells import Place
+from secondguess.bench.paper import AVERAGE, PAPER
+from secondguess.reproduce.cells import Kind, Place
 from secondguess.reproduce.estimate import Value
-from secondguess.reproduce.outcome import Outcome, State, held_different
-from secondguess.reproduce.tables import PR_GAIN
+from secondguess.reproduce.outcome import Outcome, State
 
 FORMATS = {
     "tau": "{:.2f}",
@@ -23,26 +22,30 @@ FORMATS = {
     "recovered": "{:.1%}",
     "pool": "{:.1%}",
     "share": "{:.1%}",
+    "change recovered": "{:+.3f}",
+    "change unrecovered": "{:+.3f}",
     "count": "{:,.0f}",
 }
 # What two numbers in one field of a table are.
 FIELDS = {
     "table2": "speedup",
-    "table7": "recovered / bucket's share of all rejected tokens",
+    "table7": "recovered / bucket's share of all rejected tokens; then changes where recovered / where not",
     "table8": "prompts",
     "table9": "milliseconds a cycle, or their ratio",
     "figure1": "share of drafted tokens that are accepted; share of rejected tokens",
 }
 TAU_AND_SPEEDUP = "tau by replay / speedup live"
+UNITS: dict[Kind, str] = {"replay": "prompts", "live": "prompts or batches", "diagnosis": "tokens"}
 
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """A number. ``note``: of the difference that it is part of, 0 if none."""
+    """A number. ``more``: what it was measured on, or why it was not. ``note``: number of its difference, 0 if none."""
 
     text: str
     interval: str
     state: State
+    more: str = ""
     note: int = 0
 
 
@@ -78,18 +81,22 @@ class Chapter:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """``passport``: what made it. ``lead``: paragraphs. ``notes``: differences from the paper, numbered from 1."""
+    """``passport``: what made it. ``lead``: paragraphs. ``notes``: differences from the paper, numbered from 1.
+
+    ``held``: what was another than in the paper in all of them.
+    """
 
     title: str
     passport: str
     lead: list[str]
     chapters: list[Chapter]
     notes: list[str]
+    held: str
 
 
 def chapters(outcomes: Sequence[Outcome], pictures: Mapping[str, list[str]]) -> list[Chapter]:
     """``pictures`` by table. Outcomes of a table are next to each other."""
-    notes = {o.cell.place: number for number, o in enumerate((o for o in outcomes if o.differs), 1)}
+    notes = note_numbers(outcomes)
     found = []
     for table, group in groupby(outcomes, lambda o: o.cell.place.table):
         parts: dict[str, list[Outcome]] = {}
@@ -99,6 +106,19 @@ def chapters(outcomes: Sequence[Outcome], pictures: Mapping[str, list[str]]) -> 
         name = f"{table[:-1].capitalize()} {table[-1]}"
         found.append(Chapter(name, PAPER[table].title, about(table), grids, pictures.get(table, [])))
     return found
+
+
+def note_numbers(outcomes: Sequence[Outcome]) -> dict[Place, int]:
+    return {o.cell.place: number for number, o in enumerate((o for o in outcomes if o.differs), 1)}
+
+
+def summary(outcomes: Sequence[Outcome]) -> Chapter | None:
+    """Table 1's averages, a column per budget and temperature, if any of them was measured."""
+    averages = [o for o in outcomes if (o.cell.place.table, o.cell.place.column) == ("table1", AVERAGE)]
+    if not any(o.value for o in averages):
+        return None
+    shown = grid("averages over tasks", averages, note_numbers(outcomes), across="part")
+    return Chapter("Summary", "PR beside EAGLE-3.1", about("table1"), [shown], [])
 
 
 def about(table: str) -> str:
@@ -111,11 +131,12 @@ def about(table: str) -> str:
     return f"{what[0].upper()}{what[1:]}.{where}{'.' if where else ''}"
 
 
-def grid(title: str, part: Sequence[Outcome], notes: Mapping[Place, int]) -> Grid:
-    columns, rows = (list(dict.fromkeys(getattr(o.cell.place, name) for o in part)) for name in ("column", "row"))
+def grid(title: str, part: Sequence[Outcome], notes: Mapping[Place, int], across: str = "column") -> Grid:
+    """``across``: what of a place makes a column."""
     at: dict[tuple[str, str], list[Outcome]] = {}
     for o in part:
-        at.setdefault((o.cell.place.row, o.cell.place.column), []).append(o)
+        at.setdefault((o.cell.place.row, getattr(o.cell.place, across)), []).append(o)
+    rows, columns = (list(dict.fromkeys(names)) for names in zip(*at, strict=True))
     lines = []
     for row in rows:
         fields = [at.get((row, column), []) for column in columns]
@@ -127,13 +148,22 @@ def grid(title: str, part: Sequence[Outcome], notes: Mapping[Place, int]) -> Gri
 
 def here(o: Outcome, notes: Mapping[Place, int]) -> Shown:
     if o.value is None:
-        return Shown("-", "", o.state)
-    return Shown(shown(o, o.value.value), interval(o, o.value), o.state, notes.get(o.cell.place, 0))
+        return Shown("-", "", o.state, f"not measured: {o.why}")
+    note = notes.get(o.cell.place, 0)
+    return Shown(shown(o, o.value.value), interval(o, o.value), o.state, measured_on(o, o.value), note)
+
+
+def measured_on(o: Outcome, value: Value) -> str:
+    if not o.cell.ours:
+        return "counted or computed"
+    tasks = f" of {value.num_tasks} tasks" if value.num_tasks > 1 else ""
+    loops = "" if value.with_loops is None else f"; {shown(o, value.with_loops)} with those that repeat themselves"
+    return f"measured on {value.num_units:,} {UNITS[o.cell.ours[0].kind]}{tasks}{loops}"
 
 
 def theirs(o: Outcome) -> Shown:
     assert o.paper is not None
-    return Shown(shown(o, o.paper), "", "paper")
+    return Shown(shown(o, o.paper), "", "paper", "from the paper")
 
 
 def shown(o: Outcome, number: float) -> str:
@@ -144,39 +174,3 @@ def interval(o: Outcome, value: Value) -> str:
     if value.low is None or value.high is None:
         return ""
     return f"{shown(o, value.low)} to {shown(o, value.high)}"
-
-
-def differences(outcomes: Sequence[Outcome], held: Mapping[str, str]) -> list[str]:
-    """What contradicts the paper, and what was held different there. ``held``: see ``held_different``."""
-    notes = []
-    for o in outcomes:
-        if o.differs:
-            assert o.value is not None
-            assert o.paper is not None
-            p = o.cell.place
-            where = f"{p.table[:-1].capitalize()} {p.table[-1]}, {p.part}: {p.row}, {p.column}, {p.quantity}"
-            ours = f"here {shown(o, o.value.value)} [{interval(o, o.value)}], paper {shown(o, o.paper)}"
-            notes.append(f"{where}: {ours}: {o.differs}. Held different: {'; '.join(held_different(o, held))}.")
-    return notes
-
-
-def headline(outcomes: Sequence[Outcome]) -> str:
-    """PR's average gains beside the paper's, or nothing if none was measured."""
-    said = []
-    for quantity, (least, most) in HEADLINE.items():
-        places = [o for o in outcomes if o.cell.place[2:] == (PR_GAIN, AVERAGE, quantity)]
-        found = [o.value.value for o in places if o.value]
-        if found:
-            low, high = min(found), max(found)
-            ours = f"{low:+.1%}" if len(found) == 1 else f"{low:+.1%} to {high:+.1%}"
-            said.append(f"{quantity.removesuffix(' gain')} {ours} (paper: {least:+.1%} to {most:+.1%})")
-    return f"PR over EAGLE-3.1, averages over tasks: {'; '.join(said)}." if said else ""
-
-
-def tally(outcomes: Sequence[Outcome]) -> str:
-    measured = sum(o.value is not None for o in outcomes)
-    papers, differing = sum(o.paper is not None for o in outcomes), sum(bool(o.differs) for o in outcomes)
-    return (
-        f"{len(outcomes)} cells: {measured} measured, {len(outcomes) - measured} not. The paper's number is known for "
-        f"{papers}; {differing} contradict{'s' * (differing == 1)} it."
-    )

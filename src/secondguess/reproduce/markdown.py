@@ -14,7 +14,7 @@ def markdown(report: Report) -> str:
     for chapter in report.chapters:
         lines += chapter_lines(chapter)
     if report.notes:
-        lines += ["## Where this contradicts the paper", ""]
+        lines += ["## Where this contradicts the paper", "", report.held, ""]
         lines += [f"{number}. {note}" for number, note in enumerate(report.notes, 1)]
     return "\n".join(lines).rstrip() + "\n"
 

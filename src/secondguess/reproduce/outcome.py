@@ -110,10 +110,10 @@ def contradiction(quantity: str, value: Value | None, paper: float | None) -> st
     return "outside of half to twice the paper's" if high < least or low > most else ""
 
 
-def held_different(outcome: Outcome, here: Mapping[str, str]) -> list[str]:
-    """What was another than in the paper. ``here``: what always is, in words; ``target`` is its name."""
+def held_different(outcome: Outcome) -> list[str]:
+    """What was another than in the paper, beside what is another in every cell: target, drafters, texts, machine."""
     place, at, paper = outcome.cell.place, outcome.cell.ours[0].at, PAPER[outcome.cell.place.table]
-    found = [f"target {here['target']} (paper: {paper.model})"]
+    found = []
     if paper.budget is not None and paper.budget != at.budget:
         found.append(f"B = {at.budget} (paper: {paper.budget})")
     if paper.temperature is not None and paper.temperature != at.temperature:
@@ -121,4 +121,4 @@ def held_different(outcome: Outcome, here: Mapping[str, str]) -> list[str]:
     num_tasks = len({column for _, column, _ in paper.numbers} - {AVERAGE})
     if place.column == AVERAGE and outcome.value is not None and outcome.value.num_tasks < num_tasks:
         found.append(f"average over {outcome.value.num_tasks} of {num_tasks} tasks")
-    return found + [text for name, text in here.items() if name != "target"]
+    return found

@@ -64,18 +64,13 @@ def measured_costs(records: Mapping[Measurement, Record]) -> Costs | None:
     """From what has been measured; None unless that holds both replay and live decoding of single requests."""
     replays = [r for m, r in records.items() if m.kind == "replay"]
     lives = [r for m, r in records.items() if m.kind == "live" and m.at.batch_size == 1 and r.units]
-    plain = [sum(sum(column(r, name)) for r in lives) for name in ("plain tokens", "plain seconds")]
+    plain = [sum(sum(r.column(name)) for r in lives) for name in ("plain tokens", "plain seconds")]
     tokens = [plain[0], *(sum(r.tokens for r in part) for part in (replays, lives))]
     seconds = [plain[1], *(sum(r.seconds for r in part) for part in (replays, lives))]
     if not all(tokens):
         return None
     each = [s / n for s, n in zip(seconds, tokens, strict=True)]
     return Costs(each[0], each[1], each[2], "cells measured before")
-
-
-def column(record: Record, name: str) -> list[float]:
-    at = record.columns.index(name)
-    return [unit[at] for unit in record.units]
 
 
 def job_seconds(job: Job, costs: Costs, tokens: int) -> float:

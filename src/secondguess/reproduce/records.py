@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,15 +13,16 @@ from secondguess.errors import UserError
 from secondguess.reproduce.cells import Measurement
 from secondguess.reproduce.world import World, digest
 
-REPLAY_COLUMNS = ("looping", "emitted", "cycles")  # of a text
-LIVE_COLUMNS = ("looping", "tokens", "seconds", "plain tokens", "plain seconds", "cycles")  # of a group
+REPLAY_COLUMNS = ("row", "looping", "emitted", "cycles")  # of a text
+LIVE_COLUMNS = ("row", "looping", "tokens", "seconds", "plain tokens", "plain seconds", "cycles")  # of a group
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
     """The result of a measurement: ``units`` of replay and live, a row of ``columns`` each, or what a diagnosis found.
 
-    A unit loops (1, else 0) if the plain texts of all its prompts do.
+    A unit loops (1, else 0) if the plain texts of all its prompts do. Units with one number of ``row`` are turns of
+    the same conversations.
     """
 
     seconds: float  # that it took
@@ -34,6 +35,16 @@ class Record:
     @property
     def failed(self) -> bool:
         return not (self.units or self.found)
+
+    def column(self, name: str) -> list[float]:
+        at = self.columns.index(name)
+        return [unit[at] for unit in self.units]
+
+
+def numbered(names: Iterable[Hashable]) -> list[int]:
+    """The same number for the same name, from 0 on in the order of their first appearance."""
+    numbers: dict[Hashable, int] = {}
+    return [numbers.setdefault(name, len(numbers)) for name in names]
 
 
 class Records:

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import product
 
-from secondguess.bench.diagnosis import NUM_BINS
+from secondguess.bench.diagnosis import ALL, BUCKETS, NUM_BINS
 from secondguess.bench.paper import BOTH, TABLE7, TASK_OF
 from secondguess.config import TreeConfig
 from secondguess.reproduce.arms import ARMS
-from secondguess.reproduce.cells import Cell, Measurement, Place, Variant
+from secondguess.reproduce.cells import At, Cell, Measurement, Place, Variant
 from secondguess.reproduce.parts import Part, Scope, columns, heading, parts, setting
 
 EAGLE, PR = ARMS["eagle3.1"], ARMS["pr"]
@@ -84,7 +84,11 @@ def table6(scope: Scope) -> Iterator[Cell]:
 
 
 def table7(scope: Scope) -> Iterator[Cell]:
+    """Shares, then how a second look changes the top-1 probability where it recovers the token and where not."""
     yield from diagnosed(scope, "table7", TABLE7)
+    buckets = product((*BUCKETS, ALL), (*BUCKETS, ALL), ("change recovered", "change unrecovered"))
+    places = [(f"drafter {drafter}", f"target {target}", quantity) for drafter, target, quantity in buckets]
+    yield from diagnosed(scope, "table7", places, ": mean change of the drafter's top-1 probability")
 
 
 def figure1(scope: Scope) -> Iterator[Cell]:
@@ -94,14 +98,14 @@ def figure1(scope: Scope) -> Iterator[Cell]:
     yield from diagnosed(scope, "figure1", places)
 
 
-def diagnosed(scope: Scope, table: str, places: Iterable[tuple[str, str, str]]) -> Iterator[Cell]:
-    """Cells of one diagnosis over all tasks. Budget and temperature bear on its trees and texts."""
+def diagnosed(scope: Scope, table: str, places: Iterable[tuple[str, str, str]], what: str = "") -> Iterator[Cell]:
+    """Cells of a diagnosis over all tasks, one per temperature: its chains are the same whatever the budget."""
     why, tasks = scope.why_not([PR], list(TASK_OF.values()), 1), tuple(scope.sizes)
-    for at in scope.settings((48,), (0.0,)):
-        measurement = Measurement("diagnosis", PR, tasks, at)
-        for row, column, quantity in places:
-            place = Place(table, heading(at), row, column, quantity)
-            yield Cell(place, why=why) if why else Cell(place, (measurement,))
+    budget = max(scope.budgets or (48,))
+    for temperature, (row, column, quantity) in product(scope.temperatures or (0.0,), places):
+        measurement = Measurement("diagnosis", PR, tasks, At(budget, temperature))
+        place = Place(table, f"T = {temperature:g}{what}", row, column, quantity)
+        yield Cell(place, why=why) if why else Cell(place, (measurement,))
 
 
 def table8(scope: Scope) -> Iterator[Cell]:

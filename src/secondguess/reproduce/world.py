@@ -7,6 +7,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from secondguess.drafter.shipped import find_drafter, shipped_for
 from secondguess.engine.thread import run
 from secondguess.errors import UserError
 from secondguess.methods import Method, open_drafter, parse_method
-from secondguess.reproduce.arms import ARMS, NOT_BUILT
+from secondguess.reproduce.arms import ARMS
 from secondguess.reproduce.cells import Measurement
 from secondguess.reproduce.parts import Scope
 from secondguess.target.hf import HFTarget
@@ -38,8 +39,10 @@ class World:
     loaded: dict[Path, Drafter]
 
     def prompts(self, m: Measurement) -> list[TaskPrompt]:
-        """A live batch needs as many prompts as it decodes together."""
-        limit = max(self.args.live_limit, m.at.batch_size) if m.kind == "live" else self.args.limit
+        """As many as the flags say; of those that are decoded together so many that every batch is full."""
+        limit = self.args.limit
+        if m.kind == "live":
+            limit = ceil(self.args.live_limit / m.at.batch_size) * m.at.batch_size
         return [p for task in m.tasks for p in subset(self.rows[task], limit, self.args.seed)]
 
     def made_of(self, m: Measurement) -> dict[str, Any]:
@@ -49,6 +52,7 @@ class World:
         return {
             "target": self.target.fingerprint,
             "dtype": str(self.target.spec.dtype),
+            "device": self.target.spec.device.type,
             "drafter": self.digests[m.variant.drafter],
             **asdict(m),
             "tree": asdict(method_of(m).tree),
@@ -84,8 +88,9 @@ def find_arms(
     Those that are given are loaded. Raises UserError when one of them is no drafter of this target, or cannot do what
     its row needs.
     """
-    shipped, lacking = run(shipped_for, target.embedding), dict(NOT_BUILT)
+    shipped = run(shipped_for, target.embedding)
     folders: dict[str, Path] = {}
+    lacking: dict[str, str] = {}
     for name, variant in ARMS.items():
         if name in given:
             folder = str(given[name])
@@ -94,7 +99,7 @@ def find_arms(
         elif name in shipped:
             folders[name] = shipped[name]
         else:
-            lacking.setdefault(name, f"no drafter {name} ships for this target: --arm {name}=FOLDER gives one")
+            lacking[name] = f"no drafter {name} ships for this target: --arm {name}=FOLDER gives one"
     return folders, lacking
 
 

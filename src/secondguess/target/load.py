@@ -9,12 +9,12 @@ from pathlib import Path
 
 import torch
 from huggingface_hub import snapshot_download
-from transformers import AutoConfig, AutoTokenizer
+from transformers import AutoTokenizer
 
 from secondguess.errors import UserError, did_you_mean
 from secondguess.target.gguf import converted
 from secondguess.target.hf import HFTarget, check_family
-from secondguess.target.pretrained import load_whole
+from secondguess.target.pretrained import load_whole, read_config
 from secondguess.target.quiet import quiet_transformers
 
 DEFAULT = "smollm2-135m"
@@ -42,8 +42,9 @@ def load_target(
     folder = find_target(name, say or logging.getLogger(__name__).info)
     try:
         with quiet_transformers():
-            check_family(AutoConfig.from_pretrained(folder, trust_remote_code=False))
-            model = load_whole(folder, dtype=DTYPES[dtype], use_safetensors=True)
+            config, options = read_config(folder)
+            check_family(config)
+            model = load_whole(folder, dtype=DTYPES[dtype], use_safetensors=True, **options)
             tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         return HFTarget(model.to(device), tokenizer, dtype if dtype in WEIGHT_ONLY else "float32")
     except UserError:

@@ -5,9 +5,22 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
 from secondguess.errors import UserError
+
+# Models for text and images whose text part is a language model of its own, and where its weights lie in their files.
+WITH_IMAGES = ("gemma3",)
+TEXT_WEIGHTS = {r"^(?:model\.)?language_model\.(?:model\.)?": "model."}
+
+
+def read_config(folder: Path) -> tuple[PreTrainedConfig, dict[str, Any]]:
+    """A model's config, and what ``load_whole`` needs to load it: of a model for text and images, its text part."""
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    if config.model_type not in WITH_IMAGES:
+        return config, {}
+    text = config.get_text_config()
+    return text, {"config": text, "key_mapping": TEXT_WEIGHTS}
 
 
 def load_whole(folder: Path, **options: Any) -> Any:
