@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from secondguess.commands.record import add_json, make_record, write_json
+from secondguess.device import DEVICES, choose_device
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -15,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--captures", type=Path, default=Path("captures"), metavar="DIR", help="where states go (default: captures)")
     precision = "of the target: auto, float32 or bfloat16; as train's setting (default: auto)"
     add("--precision", choices=("auto", "float32", "bfloat16"), default="auto", help=precision)
-    add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where the target runs (default: auto)")
+    add("--device", choices=DEVICES, default="auto", help="where the target runs (default: auto)")
     add("--dry-run", action="store_true", help="check everything, say what is missing, and stop")
     add_json(parser)
 
@@ -24,7 +25,7 @@ def run(args: argparse.Namespace) -> int:
     from rich.console import Console
 
     from secondguess.commands.train_run import capture, describe_captures
-    from secondguess.train.device import choose_device, open_target
+    from secondguess.train.device import open_target
     from secondguess.train.setup import plan_captures, read_fitting
 
     console = Console(stderr=True, highlight=False, markup=False)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from secondguess.commands.record import add_json, make_record, write_json
+from secondguess.device import choose_device
 from secondguess.errors import UserError
 
 if TYPE_CHECKING:
@@ -44,7 +45,6 @@ def work(config: TrainConfig, dry_run: bool, json: Path | None) -> None:
     from rich.console import Console
 
     from secondguess.commands.train_run import capture, describe, estimate, train
-    from secondguess.train.device import choose_device
     from secondguess.train.parallel import processes
     from secondguess.train.setup import prepare
 

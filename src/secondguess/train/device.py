@@ -1,25 +1,13 @@
-"""What a run computes on, and in which precision."""
+"""In which precision a run computes."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 
 import torch
 
-from secondguess.errors import require
 from secondguess.target.hf import HFTarget
 from secondguess.target.load import load_target
-
-
-def choose_device(wanted: str) -> torch.device:
-    """``auto``, ``cpu`` or ``cuda``. Under torchrun every process of a machine takes a GPU of its own."""
-    if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
-        return torch.device("cpu")
-    require(torch.cuda.is_available(), "device is cuda, but PyTorch finds no GPU here: leave it out, or set device=cpu")
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-    torch.cuda.set_device(device)
-    return device
 
 
 def use_bfloat16(precision: str, device: torch.device) -> bool:

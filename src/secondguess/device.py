@@ -1,0 +1,40 @@
+"""Where tensors are computed, and how small ones get there."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from secondguess.errors import require
+
+if TYPE_CHECKING:  # not at run time: the command line reads DEVICES before torch is needed
+    import torch
+    from torch import Tensor
+
+DEVICES = ("auto", "cpu", "cuda")
+
+
+def choose_device(wanted: str) -> torch.device:
+    """``auto`` takes a GPU if there is one. Under torchrun every process of a machine takes a GPU of its own.
+
+    Raises UserError for a device that is unknown or not there.
+    """
+    import torch
+
+    require(wanted in DEVICES, f"unknown device {wanted!r}: choose one of {', '.join(DEVICES)}")
+    if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    require(torch.cuda.is_available(), "device is cuda, but PyTorch finds no GPU here: leave it out, or set device=cpu")
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    torch.cuda.set_device(device)
+    return device
+
+
+def upload(numbers: Any, device: torch.device | str) -> Tensor:
+    """A small tensor of numbers that the host knows. Nobody waits: a copy from pageable memory would."""
+    import torch
+
+    here = torch.tensor(numbers)
+    if torch.device(device).type != "cuda":
+        return here.to(device)
+    return here.pin_memory().to(device, non_blocking=True)
