@@ -15,17 +15,17 @@ DEVICES = ("auto", "cpu", "cuda")
 
 
 def choose_device(wanted: str) -> torch.device:
-    """``auto`` takes a GPU if there is one. Under torchrun every process of a machine takes a GPU of its own.
-
-    Raises UserError for a device that is unknown or not there.
+    """``auto`` takes a GPU if there is one. Under torchrun every process of a machine takes a GPU of its own; ``cuda:1``
+    names one. Raises UserError for a device that is unknown or not there.
     """
     import torch
 
-    require(wanted in DEVICES, f"unknown device {wanted!r}: choose one of {', '.join(DEVICES)}")
+    known = wanted in DEVICES or (wanted.startswith("cuda:") and wanted[5:].isdecimal())
+    require(known, f"unknown device {wanted!r}: choose one of {', '.join(DEVICES)}")
     if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     require(torch.cuda.is_available(), "device is cuda, but PyTorch finds no GPU here: leave it out, or set device=cpu")
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    device = torch.device(wanted if ":" in wanted else f"cuda:{os.environ.get('LOCAL_RANK', '0')}")
     torch.cuda.set_device(device)
     return device
 

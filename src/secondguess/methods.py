@@ -138,13 +138,16 @@ def make_speculator(
         return Ngram(method.tree)
     from secondguess.drafter.adaptive import AdaptiveSpeculator
     from secondguess.drafter.cost_file import find_costs
+    from secondguess.drafter.replayed import ReplayedSpeculator, is_static
     from secondguess.drafter.speculator import EagleSpeculator
+    from secondguess.engine.graphs import usable
     from secondguess.engine.policy import Auto
 
     network = open_drafter(method, target, drafter, loaded)
     tree = method.tree_for(network.config)
     if tree.budget != "auto":
-        return EagleSpeculator(network, tree, num_slots, num_columns)
+        kind = ReplayedSpeculator if usable(target.spec.device) and is_static(tree) else EagleSpeculator
+        return kind(network, tree, num_slots, num_columns)
     policy = Auto(tree, find_costs(target, network, tree, num_slots))
     return AdaptiveSpeculator(network, tree, num_slots, num_columns, policy)
 

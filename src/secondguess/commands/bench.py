@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
 
     methods, prompts = check(args)
     record, stderr = make_record(), Console(stderr=True, highlight=False)
-    target = load(args.target, args.dtype)
+    target = load(args.target, args.dtype, args.device)
     bench = make_bench(args, target, methods, prompts, stderr)
     store = open_store(args, target, bench, record)
     try:

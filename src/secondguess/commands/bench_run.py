@@ -26,7 +26,7 @@ from secondguess.errors import UserError
 from secondguess.llm import LLM
 from secondguess.methods import Method
 from secondguess.target.hf import HFTarget
-from secondguess.target.load import forms_of
+from secondguess.target.load import WHOLE, forms_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -61,7 +61,7 @@ def make_peers(args: argparse.Namespace, target: HFTarget, longest: int) -> dict
         raise UserError("peer vllm:eagle3 needs a shipped eagle3.1 drafter, and none ships for this target")
     common = {
         "threads": torch.get_num_threads(),
-        "dtype": str(target.spec.dtype).removeprefix("torch."),
+        "dtype": target.spec.mode if target.spec.mode in WHOLE else str(target.spec.dtype).removeprefix("torch."),
         "max_len": min(longest + 1, target.spec.context_len),
         "drafter": str(drafter),
     }

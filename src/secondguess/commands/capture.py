@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from secondguess.commands.options import add_device
 from secondguess.commands.record import add_json, make_record, write_json
-from secondguess.device import DEVICES, choose_device
+from secondguess.device import choose_device
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -16,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--captures", type=Path, default=Path("captures"), metavar="DIR", help="where states go (default: captures)")
     precision = "of the target: auto, float32 or bfloat16; as train's setting (default: auto)"
     add("--precision", choices=("auto", "float32", "bfloat16"), default="auto", help=precision)
-    add("--device", choices=DEVICES, default="auto", help="where the target runs (default: auto)")
+    add_device(parser)
     add("--dry-run", action="store_true", help="check everything, say what is missing, and stop")
     add_json(parser)
 

@@ -14,6 +14,7 @@ from rich.text import Text
 from secondguess.commands.show_table import Run
 from secondguess.commands.show_text import Painter, Writer, census
 from secondguess.config import TreeConfig
+from secondguess.device import choose_device
 from secondguess.engine.thread import run
 from secondguess.errors import UserError
 from secondguess.llm import LLM
@@ -31,10 +32,11 @@ def stdout_console() -> Console:
     return Console(highlight=False)
 
 
-def load(name: str, dtype: str = "float32") -> HFTarget:
+def load(name: str, dtype: str = "float32", device: str = "auto") -> HFTarget:
     """Load a target; a terminal shows meanwhile what is done."""
     with Console(stderr=True).status(Text(f"loading {name}")) as status:
-        return run(load_target, name, dtype, say=lambda message: status.update(Text(message)))
+        where = str(choose_device(device))
+        return run(load_target, name, dtype, where, say=lambda message: status.update(Text(message)))
 
 
 def make_llms(

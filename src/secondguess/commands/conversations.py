@@ -75,6 +75,8 @@ def transcribe(
         "versions": {name: passport["versions"][name] for name in ("torch", "transformers")},
         "machine": passport["machine"],
     }
+    if target.spec.device.type != "cpu":
+        made_of["device"] = target.spec.device.type
     store = TranscriptStore(cache_dir() / "transcripts", made_of)
     llm = LLM(target, method="ar", max_batch_size=batch_size, max_model_len=longest)
     with progress(console) as bar:

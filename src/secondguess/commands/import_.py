@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
 
     given = parse_given(args.given)
     check_new(args.folder)
-    folder, target = find_source(args.source), load(args.target, args.dtype)
+    folder, target = find_source(args.source), load(args.target, args.dtype, "cpu")
     source = Source(folder, target, given)
     imported = on_engine(read_foreign, source)
     notes = {"target": args.target, "imported": {"from": folder.name, "given": given}}

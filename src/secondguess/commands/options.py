@@ -10,6 +10,7 @@ from pathlib import Path
 from types import UnionType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from secondguess.device import DEVICES
 from secondguess.errors import UserError
 from secondguess.fields import alternatives
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 T = TypeVar("T", bound="DataclassInstance")
-DTYPES = "float32, float64, bfloat16, float16; of the weights alone: int8, int4 (default: float32)"
+DTYPES = "float32, float64, bfloat16, float16; of weights alone: int8, int4, on a CPU bfloat16 (default: float32)"
 
 
 def add_dataclass(parser: ArgumentParser, cls: type[DataclassInstance], only: Collection[str] | None = None) -> None:
@@ -44,7 +45,14 @@ def from_args(cls: type[T], args: Namespace, **more: Any) -> T:
 
 
 def add_dtype(parser: ArgumentParser) -> None:
+    """What the target computes with, and where."""
     parser.add_argument("--dtype", default="float32", help=DTYPES)
+    add_device(parser)
+
+
+def add_device(parser: ArgumentParser) -> None:
+    where = "where models run; auto takes a GPU if there is one (default: auto)"
+    parser.add_argument("--device", choices=DEVICES, default="auto", help=where)
 
 
 def either(kind: type, *words: str) -> Callable[[str], Any]:

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from secondguess.atomic import check_folder
 from secondguess.bench.tasks import TASKS, load_tasks
-from secondguess.commands.options import DTYPES
+from secondguess.commands.options import DTYPES, add_device
 from secondguess.commands.record import add_json, make_record, write_json
 from secondguess.commands.workload import comma_separated
 from secondguess.errors import UserError
@@ -58,6 +58,7 @@ def add_answers(parser: argparse.ArgumentParser) -> None:
     together = "answers decoded together, or asked for at once of an endpoint (default: 32)"
     add("--batch-size", type=int, default=32, metavar="INT", help=together)
     add("--dtype", help=DTYPES)
+    add_device(parser)
     server = "OpenAI-compatible server that runs the target, like http://localhost:8000/v1; OPENAI_API_KEY is its key"
     add("--endpoint", metavar="URL", help=server)
     add("--model", metavar="NAME", help="the target's name there (default: TARGET)")

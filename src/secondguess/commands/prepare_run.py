@@ -124,7 +124,7 @@ def prepare(
 
 
 def open_local(args: Namespace) -> tuple[Chat, Opened]:
-    target = load(args.target, args.dtype or "float32")
+    target = load(args.target, args.dtype or "float32", args.device)
     context = min(target.spec.context_len, max(CONTEXT, 2 * args.max_new_tokens))
     llm = LLM(target, method="ar", max_batch_size=args.batch_size, max_model_len=context)
     return chat_of(llm), nullcontext(Local(llm))

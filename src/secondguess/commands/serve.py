@@ -9,8 +9,9 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from secondguess.commands.options import add_dataclass, from_args
+from secondguess.commands.options import add_dataclass, add_device, from_args
 from secondguess.config import TreeConfig
+from secondguess.device import choose_device
 from secondguess.errors import UserError
 from secondguess.methods import METHODS, SHAPE, Method, parse_method, refuse_unused
 from secondguess.server.settings import Settings
@@ -34,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--host", default="127.0.0.1", help="address to listen at (default: 127.0.0.1, this machine only)")
     add("--port", type=int, default=8000, metavar="INT", help="0 takes a free one (default: 8000)")
     add("--dtype", default="float32", help="float32, float64, bfloat16 or float16 (default: float32)")
-    add("--device", default="cpu", help="where the models run (default: cpu)")
+    add_device(parser)
     room = "room for prompt and answer together, in tokens (default: the target's, at most 8192)"
     add("--max-model-len", type=int, metavar="INT", help=room)
     batch = "requests decoded together; others wait (default: 8)"
@@ -82,7 +83,7 @@ def make(args: argparse.Namespace, method: Method, tree: TreeConfig, settings: S
     from secondguess.target.load import load_target
 
     log.info("loading %s", args.target)
-    target = run(load_target, args.target, args.dtype, args.device)
+    target = run(load_target, args.target, args.dtype, str(choose_device(args.device)))
     llm = LLM(
         target,
         args.drafter,

@@ -45,6 +45,12 @@ def add_target(parser: argparse.ArgumentParser) -> None:
 
 def add_texts(parser: argparse.ArgumentParser) -> None:
     """Where prompts come from, and what fixes the texts that are written to them."""
+    add_sources(parser)
+    add_dtype(parser)
+
+
+def add_sources(parser: argparse.ArgumentParser) -> None:
+    """As ``add_texts``, but for what the target computes with."""
     add = parser.add_argument
     add(
         "--data-dir",
@@ -53,7 +59,6 @@ def add_texts(parser: argparse.ArgumentParser) -> None:
     )
     add("--max-new-tokens", type=int, default=128, metavar="INT", help="new tokens at most (default: 128)")
     add("--seed", type=int, default=0, metavar="INT", help="of all draws; each prompt has its own from it (default: 0)")
-    add_dtype(parser)
 
 
 def add_replay_batch(parser: argparse.ArgumentParser) -> None:

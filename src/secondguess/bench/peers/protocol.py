@@ -2,7 +2,8 @@
 
 A worker is a script that gets one JSON argument and then talks in JSON lines: it says ``{"ready": ..., "versions":
 {...}}``, takes ``{"prompt_ids", "max_new_tokens", "end_ids"}`` and answers ``{"token_ids", "prefill_s", "decode_s",
-"peak_memory_bytes"}`` or ``{"error"}``. ``decode_s`` runs from the first new token to the last.
+"peak_memory_bytes"}`` or ``{"error"}``. ``decode_s`` runs from the first new token to the last. Some workers also take
+``{"text_ids", "first", "logits_file"}`` and write there, as raw float32, the logits after each token from ``first`` on.
 """
 
 from __future__ import annotations
