@@ -31,23 +31,6 @@ Watcher = Callable[[Tensor, SamplerState, Tensor, Tensor], None]
 ChooseAt = Callable[[Tensor, Tensor], Tensor]  # see ``walk``
 
 
-def chooser(
-    logits_RNV: Tensor, positions_RN: Tensor, sampler: SamplerState, watch: Watcher | None
-) -> ChooseAt:
-    """The target's token after each node that is walked, chosen exactly as in plain decoding, and recorded."""
-    each_R = torch.arange(len(logits_RNV), device=logits_RNV.device)
-
-    def choose_at(node_R: Tensor, active_R: Tensor) -> Tensor:
-        logits_RV, position_R = logits_RNV[each_R, node_R], positions_RN[each_R, node_R] + 1
-        token_R = choose(logits_RV, sampler, position_R)
-        if watch:
-            watch(logits_RV, sampler, position_R, active_R)
-        record(sampler, token_R, active_R)
-        return token_R
-
-    return choose_at
-
-
 @dataclass(slots=True)
 class Batch:
     """The requests of a cycle, in the order of their rows."""
@@ -74,6 +57,11 @@ class Outcome:
     num_refined: int  # of the drafted tokens, those of level 1
 
 
+def as_chosen(tree: DraftTree, choose_at: ChooseAt) -> ChooseAt:
+    """The target's own choices; a measurement may put others in their place."""
+    return choose_at
+
+
 @dataclass(slots=True)
 class Engine:
     """What a cycle needs and keeps. ``last`` is the newest cycle's trace, None if a prefill came after it."""
@@ -82,7 +70,7 @@ class Engine:
     speculator: Speculator
     cache: SlotCache
     watch: Watcher | None = None
-    chooser: Callable[[Tensor, Tensor, SamplerState, Watcher | None], ChooseAt] = chooser
+    script: Callable[[DraftTree, ChooseAt], ChooseAt] = as_chosen
     last: CycleTrace | None = field(default=None, repr=False)
     totals: Totals = field(default_factory=Totals)
 
@@ -96,8 +84,8 @@ def run_cycle(engine: Engine, batch: Batch) -> None:
     rows = verify_rows(tree, batch.sequences)
     out = engine.target.forward(rows, engine.cache)
     clock.mark()
-    choose_at = engine.chooser(out.logits_RNV, rows.positions_RN, batch.sampler, engine.watch)
-    verdict = walk(tree, choose_at)
+    choose_at = chooser(out.logits_RNV, rows.positions_RN, batch.sampler, engine.watch)
+    verdict = walk(tree, engine.script(tree, choose_at))
     clock.mark()
     engine.cache.compact(
         rows.slots_R,
@@ -143,6 +131,23 @@ def verify_rows(tree: DraftTree, sequences: list[Sequence]) -> Rows:
         column_positions_RW=torch.where(in_prefix_RW, columns_W, positions_RN.gather(1, node_RW)),
         slots=tuple(s.slot for s in sequences),
     )
+
+
+def chooser(
+    logits_RNV: Tensor, positions_RN: Tensor, sampler: SamplerState, watch: Watcher | None
+) -> ChooseAt:
+    """The target's token after each node that is walked, chosen exactly as in plain decoding, and recorded."""
+    each_R = torch.arange(len(logits_RNV), device=logits_RNV.device)
+
+    def choose_at(node_R: Tensor, active_R: Tensor) -> Tensor:
+        logits_RV, position_R = logits_RNV[each_R, node_R], positions_RN[each_R, node_R] + 1
+        token_R = choose(logits_RV, sampler, position_R)
+        if watch:
+            watch(logits_RV, sampler, position_R, active_R)
+        record(sampler, token_R, active_R)
+        return token_R
+
+    return choose_at
 
 
 def outcomes_of(tree: DraftTree, verdict: Verdict) -> list[Outcome]:
