@@ -19,6 +19,7 @@ state=${STATE:-$HOME/.cache/secondguess/gpu-pipeline}
 target=${TARGET:-$state/target.gguf}
 least=15 # seconds that a step must have to begin
 mkdir -p "$state" "$out"
+: >> "$state/progress.txt"
 
 say() { echo "pipeline: $*" | tee -a "$state/progress.txt"; }
 left() { echo $((end - $(date +%s))); }

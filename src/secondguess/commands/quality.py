@@ -8,7 +8,7 @@ from secondguess.bench.peers.known import KNOWN
 from secondguess.commands.options import add_device
 from secondguess.commands.record import add_json, make_record, write_json
 from secondguess.commands.workload import add_replay_batch, add_sources, add_target, check_numbers, comma_separated
-from secondguess.errors import UserError
+from secondguess.errors import UserError, did_you_mean
 
 DTYPES = ("float32", "bfloat16", "int8", "int4")
 WITH_LOGITS = tuple(name for name, known in KNOWN.items() if known.engine == "llama.cpp")
@@ -33,6 +33,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     check_numbers(args)
+    for dtype in args.dtypes:
+        if dtype not in DTYPES:
+            raise UserError(f"unknown dtype {dtype!r}{did_you_mean(dtype, DTYPES)}; choose of {', '.join(DTYPES)}")
     for name in args.peers:
         if name not in WITH_LOGITS:
             raise UserError(f"peer {name} shows no logits: choose of {', '.join(WITH_LOGITS)}")
