@@ -15,8 +15,9 @@ DEVICES = ("auto", "cpu", "cuda")
 
 
 def choose_device(wanted: str) -> torch.device:
-    """``auto`` takes a GPU if there is one. Under torchrun every process of a machine takes a GPU of its own; ``cuda:1``
-    names one. Raises UserError for a device that is unknown or not there.
+    """``auto`` takes a GPU if there is one; ``cuda:1`` names one. Under torchrun each process of a machine has its own.
+
+    Raises UserError for a device that is unknown or not there.
     """
     import torch
 

@@ -70,7 +70,7 @@ def compiled(layer: Any, form: str) -> CompiledLayer:
 
 
 def compiles(model: Any) -> bool:
-    """Whether there is compiled code for a model that ``lean.fits``: float32 on the CPU, and sizes that fill vectors."""
+    """Whether there is compiled code for a model that ``lean.fits``: float32, on the CPU, sizes that fill vectors."""
     if model.dtype != torch.float32 or model.device.type != "cpu":
         return False
     heads = {layer.self_attn.head_dim for layer in model.base_model.layers}

@@ -48,8 +48,10 @@ class ReplayedForward:
         """``num_taps``: a model that taps more layers than when a graph was recorded needs another one."""
         assert rows.slots is not None
         shape = shape_for(rows.slots, rows.visible_RNW.shape[1:], cache)
-        replays = self._replays.setdefault(cache, Replays())
-        found = replays((shape, num_taps), self._work(shape, cache), *lay(rows, shape, cache.num_columns - SPARE))
+        if cache not in self._replays:
+            self._replays[cache] = Replays()
+        work, laid = self._work(shape, cache), lay(rows, shape, cache.num_columns - SPARE)
+        found = self._replays[cache]((shape, num_taps), work, *laid)
         return TargetOut(*(pick(x_BM, rows) for x_BM in found))
 
     def _work(self, shape: Shape, cache: SlotCache) -> Callable[..., tuple[Tensor, ...]]:

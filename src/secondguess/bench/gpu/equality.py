@@ -1,4 +1,4 @@
-"""Whether a device decodes what it should, on tiny models: the CPU's texts, and plain decoding's whatever the method."""
+"""Whether a device decodes what it should, on tiny models: the CPU's texts, and plain decoding's by any method."""
 
 from __future__ import annotations
 

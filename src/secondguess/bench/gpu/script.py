@@ -1,4 +1,4 @@
-"""Acceptance by a stated law: random drafters guess nothing right, so a script says how many guesses each cycle accepts.
+"""Acceptance by a stated law: random drafters guess nothing right, so a script says how many guesses are accepted.
 
 R requests, N nodes of a tree.
 """
