@@ -37,7 +37,8 @@ for line in metadata.get_all("Requires-Dist", []):
     if requirement.marker and not requirement.marker.evaluate({"extra": ""}):
         continue
     if requirement.name.lower() not in ("torch", "torchaudio", "torchvision", "torchcodec"):
-        print(f"{requirement.name}{requirement.specifier}")
+        requirement.marker = None
+        print(requirement)
 PY
         "$cache/vllm/bin/pip" install --quiet -r "$cache/vllm/requirements.txt"
         "$cache/vllm/bin/pip" install --quiet --no-deps "$cache"/vllm/wheel/*.whl

@@ -208,10 +208,10 @@ def rows(fed_by: list[int], valid: list[bool], num_level0: int) -> DraftRows:
 def test_refined_offers_are_counted_against_their_own_node() -> None:
     root = offers([[5, 7]], [[-0.1, -2.0]])
     first = offers([[1, 2], [7, 9]], [[-1.0, -2.0], [-1.0, -3.0]])  # level 0 of token 5, level 1 of the root
-    found = count_refined([root], rows([0, 0], [True, True], 1), first)
+    found = count_refined([root], rows([0, 0], [True, True], 1), first, 2)
     assert found == {"offered": 2, "duplicate": 1, "raised": 1}  # 7 was the root's child already, at -2.0
     second = offers([[3, 4], [2, 1], [2, 1]], [[-1.0, -2.0], [-2.5, -1.0], [-0.5, -0.5]])  # the last row is padding
-    found = count_refined([root, first], rows([1, 1, 1], [True, True, False], 1), second)
+    found = count_refined([root, first], rows([1, 1, 1], [True, True, False], 1), second, 2)
     assert found == {"offered": 2, "duplicate": 2, "raised": 0}  # one less probable, one as probable
 
 

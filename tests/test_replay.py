@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 
@@ -142,7 +142,7 @@ def test_a_key_tells_prompts_apart() -> None:
 
 
 def tally(*lengths: int, looping: bool = False) -> Tally:
-    return Tally(looping, Counter(lengths), [3 * len(lengths), len(lengths)], [sum(lengths), 0])
+    return Tally(looping, None, Counter(lengths), [3 * len(lengths), len(lengths)], [sum(lengths), 0])
 
 
 def test_counts_equal_hand_computed_ones() -> None:
@@ -163,7 +163,7 @@ def test_counts_equal_hand_computed_ones() -> None:
     count(tallies, [1], CycleTrace(tree, verdict))
     count(tallies, [1], CycleTrace(tree, missed))
     assert tallies[0] == Tally(False)
-    assert tallies[1] == Tally(False, Counter({2: 1, 0: 1}), [6, 2], [1, 1])
+    assert tallies[1] == Tally(False, None, Counter({2: 1, 0: 1}), [6, 2], [1, 1])
     assert tallies[1].num_emitted == 4
     found = measure(tallies, None)
     assert found["repeated_siblings"] == 0
@@ -222,6 +222,25 @@ def test_paired_gain() -> None:
     assert 0 < gain[1] < gain[0] < gain[2]
     assert paired_gain(theirs, theirs) == (0.0, 0.0, 0.0)
     assert paired_gain([], []) is None
+
+
+def test_the_turns_of_a_conversation_are_drawn_together() -> None:
+    """Two turns of each of three conversations give the interval of three texts with both turns' cycles."""
+    lengths = [((1, 1), (3,)), ((2, 0), (0, 0, 1)), ((4,), (0, 2))]
+
+    def side(more: int) -> tuple[list[Tally], list[Tally]]:
+        turns = [
+            replace(tally(*(n + more for n in turn)), conversation=str(i))
+            for i, talk in enumerate(lengths)
+            for turn in talk
+        ]
+        return turns, [tally(*(n + more for turn in talk for n in turn)) for talk in lengths]
+
+    (ours, ours_whole), (theirs, theirs_whole) = side(1), side(0)
+    assert paired_gain(ours, theirs) == paired_gain(ours_whole, theirs_whole)
+    alone = paired_gain([replace(t, conversation=None) for t in ours], [replace(t, conversation=None) for t in theirs])
+    assert alone is not None
+    assert alone != paired_gain(ours, theirs)
 
 
 @pytest.fixture

@@ -25,6 +25,7 @@ class Tally:
     """The cycles of one text."""
 
     looping: bool
+    conversation: str | None = None  # whose turn it is; none: it stands alone
     accepted_lengths: Counter[int] = field(default_factory=Counter)  # accepted draft tokens of a cycle: how often
     drafted: list[int] = field(default_factory=lambda: [0] * LEVELS)  # nodes, by level
     accepted: list[int] = field(default_factory=lambda: [0] * LEVELS)
@@ -80,13 +81,16 @@ def by_depth(tallies: Sequence[Tally]) -> list[float]:
 def paired_gain(ours: Sequence[Tally], theirs: Sequence[Tally], seed: int = 0) -> tuple[float, float, float] | None:
     """By how much tau exceeds the other method's on the same texts, as a share of it, and the 95 % interval of that.
 
-    Percentile bootstrap over texts (10,000 resamples; both methods' cycles of a text stay together).
+    Percentile bootstrap over texts (10,000 resamples; both methods' cycles of a text stay together, and the turns of a
+    conversation).
     """
-    table_4P = np.array(
-        [[f(t) for t in side] for side in (ours, theirs) for f in (lambda t: t.num_emitted, lambda t: t.num_cycles)],
-        dtype=np.float64,
-    )
-    if not table_4P.size or not table_4P[1].sum():
+    units: dict[int | str, list[int]] = {}
+    for i, (mine, other) in enumerate(zip(ours, theirs, strict=True)):
+        unit = units.setdefault(i if mine.conversation is None else mine.conversation, [0] * 4)
+        for j, n in enumerate((mine.num_emitted, mine.num_cycles, other.num_emitted, other.num_cycles)):
+            unit[j] += n
+    table_4P = np.array(list(units.values()), dtype=np.float64).reshape(-1, 4).T
+    if not table_4P[1].sum():
         return None
     picks_SP = np.random.default_rng(seed).integers(table_4P.shape[1], size=(RESAMPLES, table_4P.shape[1]))
     emitted_S, cycles_S, their_emitted_S, their_cycles_S = table_4P[:, picks_SP].sum(-1)
@@ -103,12 +107,12 @@ def measure(ours: Sequence[Tally], baseline: Sequence[Tally] | None) -> dict[str
         [sum(getattr(t, name)[level] for t in ours) for level in range(LEVELS)] for name in ("drafted", "accepted")
     )
     per_prompt = [t.num_emitted / t.num_cycles for t in ours if t.num_cycles]
-    gain = paired_gain(ours, baseline) if baseline is not None else None
+    flowing = [i for i, t in enumerate(ours) if not t.looping]
     return {
         "num_prompts": len(ours),
         "num_cycles": sum(t.num_cycles for t in ours),
         "acceptance_length": acceptance_length(ours),
-        "acceptance_length_nonlooping": acceptance_length([t for t in ours if not t.looping]),
+        "acceptance_length_nonlooping": acceptance_length([ours[i] for i in flowing]),
         "acceptance_length_mean": mean(per_prompt) if per_prompt else None,
         "looping": mean(t.looping for t in ours),
         "acceptance_by_depth": by_depth(ours),
@@ -116,7 +120,11 @@ def measure(ours: Sequence[Tally], baseline: Sequence[Tally] | None) -> dict[str
         "refined_drafted": drafted[1] / max(sum(drafted), 1),
         "refined_accepted": accepted[1] / max(sum(accepted), 1),
         "repeated_siblings": sum(t.repeated for t in ours) / max(sum(drafted), 1),
-        "gain": gain and gain[0],
-        "gain_low": gain and gain[1],
-        "gain_high": gain and gain[2],
+        **gain("gain", ours, baseline),
+        **gain("gain_nonlooping", [ours[i] for i in flowing], baseline and [baseline[i] for i in flowing]),
     }
+
+
+def gain(name: str, ours: Sequence[Tally], baseline: Sequence[Tally] | None) -> dict[str, float | None]:
+    found = paired_gain(ours, baseline) if baseline is not None else None
+    return dict(zip((name, f"{name}_low", f"{name}_high"), found or (None, None, None), strict=True))

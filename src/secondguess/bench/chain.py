@@ -40,7 +40,8 @@ class ChainSpeculator(EagleSpeculator):
 
     def __init__(self, drafter: Drafter, config: TreeConfig, num_slots: int, num_columns: int) -> None:
         steps = config.num_steps
-        chain = replace(config, budget=steps, grow_width=1, offer_width=1, num_reconsider=1)
+        look = replace(config.reconsider, refined_offer_width=None)
+        chain = replace(config, budget=steps, grow_width=1, offer_width=1, num_reconsider=1, reconsider=look)
         super().__init__(drafter, chain, num_slots, num_columns)
 
     @torch.inference_mode()

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from secondguess.bench.plan import row_of
 from secondguess.bench.result import Result
 from secondguess.types import Stats
 
@@ -58,6 +59,21 @@ def group_costs(results: Sequence[Result]) -> list[tuple[int, Stats]]:
     return [(sum(s.num_tokens for s in group), max(group, key=lambda s: s.num_cycles)) for group in groups]
 
 
+def unit_costs(results: Sequence[Result]) -> list[tuple[int, float]]:
+    """Decode tokens and seconds of each unit that resampling draws: a task's row, all its turns and rounds together.
+
+    What is decoded together cannot be told apart: then a unit is the rows of a group, in all rounds.
+    """
+    units: dict[tuple[tuple[str, str], ...], tuple[int, float]] = {}
+    for _, group in groupby(results, lambda r: r.group):
+        members = list(group)
+        unit = tuple((r.key.task, row_of(r.key.id)) for r in members)
+        ((tokens, longest),) = group_costs(members)
+        tokens_before, seconds_before = units.get(unit, (0, 0.0))
+        units[unit] = tokens_before + tokens, seconds_before + longest.decode_s
+    return list(units.values())
+
+
 def tokens_per_second(results: Sequence[Result]) -> float | None:
     """Decode tokens per second of decoding, prefill left out; of a batch, the sum over its requests."""
     costs = group_costs(results)
@@ -72,23 +88,23 @@ def speedup_micro(results: Sequence[Result], plain: Sequence[Result]) -> float |
 
 
 def speedup_macro(results: Sequence[Result], plain: Sequence[Result]) -> float | None:
-    """The mean over groups (prompts, at batch size 1) of their speedups, as Spec-Bench reports it."""
-    pairs = zip(group_costs(results), group_costs(plain), strict=True)
-    ratios = [
-        (tokens / ours.decode_s) / (plain_tokens / theirs.decode_s)
-        for (tokens, ours), (plain_tokens, theirs) in pairs
-        if tokens and plain_tokens
-    ]
-    return mean(ratios) if ratios else None
+    """The mean over units (see ``unit_costs``) of their speedups, as Spec-Bench reports it over prompts."""
+    table = paired_costs(results, plain)
+    return mean((n / s) / (m / t) for n, s, m, t in table) if table else None
+
+
+def paired_costs(results: Sequence[Result], plain: Sequence[Result]) -> list[tuple[int, float, int, float]]:
+    """Of each unit: tokens and seconds, and plain decoding's. Units for which nothing was timed are left out."""
+    pairs = zip(unit_costs(results), unit_costs(plain), strict=True)
+    return [(*ours, *theirs) for ours, theirs in pairs if all(ours) and all(theirs)]
 
 
 def speedup_intervals(results: Sequence[Result], plain: Sequence[Result]) -> dict[str, float | None]:
-    """The 95 % interval of the micro speedup, and the median of the groups' speedups with its own.
+    """The 95 % interval of the micro speedup, and the median of the units' speedups with its own.
 
-    Percentile bootstrap over groups (prompts, at batch size 1); both methods' times of a group stay together.
+    Percentile bootstrap over units (see ``unit_costs``); both methods' times of a unit stay together.
     """
-    pairs = list(zip(group_costs(results), group_costs(plain), strict=True))
-    table = [(n, ours.decode_s, m, theirs.decode_s) for (n, ours), (m, theirs) in pairs if n and m]
+    table = paired_costs(results, plain)
     if not table:
         return dict.fromkeys(_INTERVALS)
     table_P4 = np.array(table)
@@ -99,6 +115,25 @@ def speedup_intervals(results: Sequence[Result], plain: Sequence[Result]) -> dic
     medians_S = np.median(ratios_P[picks_SP], 1)
     found = [*np.percentile(micro_S, INTERVAL), np.median(ratios_P), *np.percentile(medians_S, INTERVAL)]
     return dict(zip(_INTERVALS, map(float, found), strict=True))
+
+
+def without_loops(results: Sequence[Result], plain: Sequence[Result]) -> tuple[list[Result], list[Result]]:
+    """Both methods' results of the groups in which no plain text loops."""
+    looping = {p.group for p in plain if is_looping(p.token_ids)}
+    ours, theirs = ([r for r in side if r.group not in looping] for side in (results, plain))
+    return ours, theirs
+
+
+def speedup_over(results: Sequence[Result], others: Sequence[Result], name: str) -> dict[str, float | None]:
+    """``name``, ``name_low``, ``name_high``: the micro speedup and its 95 % interval, over what neither failed at."""
+    pairs = [(r, o) for r, o in zip(results, others, strict=True) if r.error is None and o.error is None]
+    ours, theirs = [r for r, _ in pairs], [o for _, o in pairs]
+    found = speedup_intervals(ours, theirs)
+    return {
+        name: speedup_micro(ours, theirs),
+        f"{name}_low": found["speedup_low"],
+        f"{name}_high": found["speedup_high"],
+    }
 
 
 def unaccounted(results: Sequence[Result]) -> float | None:
@@ -154,6 +189,7 @@ def measure(results: Sequence[Result], plain: Sequence[Result]) -> dict[str, Any
         "speedup_micro": micro,
         "speedup_macro": speedup_macro(ours, theirs),
         **speedup_intervals(ours, theirs),
+        **speedup_over(*without_loops(ours, theirs), "speedup_nonlooping"),
         **milliseconds(ours),
         "unaccounted": unaccounted(ours),
         "identical_to_ar": identical(ours, theirs),

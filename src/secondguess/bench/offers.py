@@ -35,19 +35,20 @@ class OfferWatch(EagleSpeculator):
 
         def forward(rows: DraftRows) -> Offers:
             offers = round_.forward(rows)
-            self.refined.update(count_refined(seen, rows, offers))
+            width = self.config.reconsider.refined_offer_width or self.config.offer_width
+            self.refined.update(count_refined(seen, rows, offers, width))
             seen.append(offers)
             return offers
 
         return grow(self.config, root, forward)
 
 
-def count_refined(seen: Sequence[Offers], rows: DraftRows, offers: Offers) -> dict[str, int]:
-    """Of the refined offers of a forward: all, those that repeat a level-0 child of their node, and those of them that
-    find it more probable. ``seen``: the offers of all rows before, the root's first."""
+def count_refined(seen: Sequence[Offers], rows: DraftRows, offers: Offers, width: int) -> dict[str, int]:
+    """Of the refined offers of a forward, ``width`` a node: all, those that repeat a level-0 child of their node, and
+    those of them that find it more probable. ``seen``: the offers of all rows before, the root's first."""
     tokens_RYJ, logps_RYJ = (torch.cat([getattr(o, name) for o in seen], 1) for name in ("tokens_RXK", "logps_RXK"))
     own_RM1 = rows.feature_rows_RX[:, rows.num_level0 :, None]
-    tokens_RMI, logps_RMI = offers.tokens_RXK[:, rows.num_level0 :], offers.logps_RXK[:, rows.num_level0 :]
+    tokens_RMI, logps_RMI = (x[:, rows.num_level0 :, :width] for x in (offers.tokens_RXK, offers.logps_RXK))
     offered_RMI = rows.valid_RX[:, rows.num_level0 :, None] & (logps_RMI > -torch.inf)
     same_RMIJ = tokens_RMI[..., None] == tokens_RYJ.take_along_dim(own_RM1, 1)[..., None, :]
     same_RMIJ &= offered_RMI[..., None]

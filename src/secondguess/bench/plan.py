@@ -56,6 +56,12 @@ def make_groups(prompts: Sequence[Prompt], batch_size: int) -> list[Group]:
     return [Group(number, tuple(chunk)) for number, chunk in enumerate(chunks)]
 
 
+def row_of(prompt_id: str) -> str:
+    """The task's row that a prompt is a turn of: ``ID`` of ``ID#2``."""
+    row, _, turn = prompt_id.rpartition("#")
+    return row if row and turn.isdigit() else prompt_id
+
+
 def prompt_seed(seed: int, prompt_id: str) -> int:
     """A prompt's seed depends on its id and the run's seed alone, so it is the same for every method and subset."""
     digest = hashlib.sha256(f"{seed}/{prompt_id}".encode()).digest()

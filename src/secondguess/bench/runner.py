@@ -6,6 +6,7 @@ import resource
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from random import Random
 from time import perf_counter
 
 from secondguess.bench.audit import Audit, Job, audit
@@ -36,6 +37,11 @@ class Bench:
     @property
     def num_results(self) -> int:
         return sum(len(keys(*turn)) for turn in turns(self))
+
+    def close(self) -> None:
+        """End the peers' processes."""
+        for peer in self.peers.values():
+            peer.close()
 
     def methods(self, temperature: float) -> list[Method]:
         """Who takes part: peers are greedy."""
@@ -93,13 +99,13 @@ def peak_memory(llm: LLM | Peer) -> int:
 
 
 def turns(bench: Bench) -> Iterator[tuple[Group, Method, float, int]]:
-    """Every method has a group before anyone has the next; who begins rotates, and every other round runs backwards."""
+    """Every method has a group before anyone has the next, in an order that is shuffled for each, always the same way:
+    nobody always follows the same other one. Every other round runs backwards."""
     for round_ in range(bench.num_rounds):
         for group in bench.groups:
             for temperature in bench.temperatures:
-                methods = bench.methods(temperature)
-                start = group.number % len(methods)
-                order = methods[start:] + methods[:start]
+                order = bench.methods(temperature)
+                Random(f"{group.number}/{temperature}").shuffle(order)
                 for method in reversed(order) if round_ % 2 else order:
                     yield group, method, temperature, round_
 

@@ -18,6 +18,7 @@ class Store:
     def __init__(self, folder: Path, settings: dict[str, Any], revision: str) -> None:
         self.folder, self.revision = folder, revision
         self.results: dict[Key, Result] = {}
+        self.revisions = {revision}  # of the code that all of them were made with
         check_folder(folder)
         folder.mkdir(parents=True, exist_ok=True)
         self._claim(folder / "settings.json", json.loads(json.dumps(settings)))
@@ -49,7 +50,9 @@ class Store:
         results = []
         for number, line in enumerate(whole_lines(self._requests), 1):
             try:
-                results.append(Result.from_line(json.loads(line)))
+                fields = json.loads(line)
+                results.append(Result.from_line(fields))
+                self.revisions.add(fields["revision"])
             except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
                 raise UserError(f"{self._requests}:{number} is damaged ({error!r}): remove the line") from error
         self.results = {r.key: r for r in results if r.error is None}  # what failed is tried again

@@ -15,20 +15,21 @@ NUMBERS = {
     "threshold": ("0.5", "0.7", "0.9"),
     "reconsider_steps": ("1", "2", "4"),
     "reconsider_cap": ("3", "6", "12"),  # 3 a draft is how the paper's Table 9 can be read
-    "refined_offer_width": ("1", "2", "3", "4", "5"),
 }
+SECOND_LOOKS = ("1", "2", "4", "6")  # m, of which the paper's 3 is the default
 
 
 def sweep(offer_width: int) -> list[str]:
     """Method strings, without the baseline. A second look that offers ``offer_width`` children is the default."""
-    return [f"{BASELINE}:{name}={value}" for name in SWITCHES for value in values(name, offer_width)] + list(CONTROLS)
+    switched = [f"{BASELINE}:{name}={value}" for name in SWITCHES for value in values(name, offer_width)]
+    return switched + [f"{BASELINE}:m={m}" for m in SECOND_LOOKS] + list(CONTROLS)
 
 
 def values(name: str, offer_width: int) -> list[str]:
     """Of a switch, but for its default."""
     default = getattr(Reconsider(), name)
     if name == "refined_offer_width":
-        return [value for value in NUMBERS[name] if int(value) < offer_width]
+        return [str(width) for width in range(1, offer_width)]
     if get_type_hints(Reconsider)[name] is bool:
         return [str(not default).lower()]
     words = choices(Reconsider).get(name) or NUMBERS[name]

@@ -60,7 +60,8 @@ def load_tasks(
 ) -> list[TaskPrompt]:
     """The prompts of all tasks, in order.
 
-    A name of ``TASKS`` is looked up in ``data_dir``, else in the folder that SECONDGUESS_DATA names, else on the hub;
+    A name of ``TASKS`` is looked up in ``data_dir`` if there is one, else in the folder that SECONDGUESS_DATA names if
+    it names one, else on the hub;
     anything else is the path of a JSONL file, whose stem names the task. ``limit`` takes rows with about that many
     turns, each a prompt of its own, evenly spaced over the task (so mt_bench's categories all have their share) from
     row ``seed`` on: the same in every run.

@@ -14,7 +14,7 @@ from secondguess.bench.plan import Prompt, prompt_seed
 from secondguess.llm import LLM
 from secondguess.types import FinishReason, SamplingParams
 
-FORMAT = 1  # raise it when the rule that chooses tokens changes
+FORMAT = 2  # raise it when the rule that chooses tokens changes
 BEYOND = 16  # tokens recorded past the end, where the drafts of the last cycle reach
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from secondguess.atomic import check_folder
 from secondguess.bench.peers.known import KNOWN
 from secondguess.commands.progress import progress
 from secondguess.commands.record import add_json, make_record, passport, write_json
@@ -40,24 +42,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from rich.console import Console
 
-    from secondguess.commands.bench_run import make_bench, open_store
+    from secondguess.commands.bench_run import default_folder, make_bench, open_store
     from secondguess.commands.compare import load
 
     methods, prompts = check(args)
     record, stderr = make_record(), Console(stderr=True, highlight=False)
     target = load(args.target, args.dtype, args.device)
     bench = make_bench(args, target, methods, prompts, stderr)
-    store = open_store(args, target, bench, record)
-    try:
-        findings = measure(bench, store, stderr)
-    except KeyboardInterrupt:
-        where = f"results so far are in {store.folder}; go on with the same command and --out {store.folder}"
-        stderr.print(where, markup=False, soft_wrap=True)
-        raise
-    write(findings, record, store.folder, args.json)
+    folder = args.out or default_folder()
+    check_folder(folder)
+    with locked(folder), closing(bench):
+        store = open_store(args, folder, target, bench, record)
+        try:
+            findings = measure(bench, store, stderr)
+        except KeyboardInterrupt:
+            where = f"results so far are in {folder}; go on with the same command and --out {folder}"
+            stderr.print(where, markup=False, soft_wrap=True)
+            raise
+        write(findings, record | {"revision": ", ".join(sorted(store.revisions))}, folder, args.json)
     complaints = findings.complaints()
-    for line in complaints:
-        stderr.print(line, markup=False)
+    for line in [*findings.doubts(), *complaints]:
+        stderr.print(line, markup=False, soft_wrap=True)
     return 1 if complaints else 0
 
 
@@ -68,7 +73,7 @@ def measure(bench: Bench, store: Store, console: Console) -> Findings:
 
     longest = bench.max_new_tokens - 1  # prefill emits the first
     total = bench.num_results * longest
-    with locked(store.folder), progress(console) as bar:
+    with progress(console) as bar:
         task = bar.add_task("decode tokens", total=total)
 
         def count(result: Result) -> None:
@@ -90,9 +95,10 @@ def write(findings: Findings, record: dict[str, Any], folder: Path, json_file: P
     theirs = {f"{m.typed}: {name}": version for m, peer in peers for name, version in peer.versions.items()}
     record = record | {"versions": record["versions"] | theirs}
     rows = findings.rows()
-    shown = rows + findings.totals() if len({row["task"] for row in rows}) > 1 else rows
+    totals = findings.totals() if len({row["task"] for row in rows}) > 1 else []
+    shown = rows + totals
     for path in filter(None, (folder / "summary.json", json_file)):
-        write_json(path, record, "rows", rows)
+        write_json(path, record, "rows", rows, totals=totals)
     audits = [key._asdict() | asdict(audit) for key, audit in findings.audits.items()]
     write_json(folder / "audits.json", record, "results", audits)
     (folder / "table.md").write_text(f"{passport(record)}\n\n{markdown(shown)}", encoding="utf-8")

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
+EAGLE = "vllm:eagle3"
 CONVERSATION_BATCH = 16  # first answers are decoded together, whatever is timed
 
 
@@ -57,8 +58,12 @@ def make_peers(args: argparse.Namespace, target: HFTarget, longest: int) -> dict
     forms = forms_of(args.target)
     chosen = choose_peers(args.peers, forms)
     drafter = run(shipped_for, target.embedding).get("eagle3.1")
-    if "vllm:eagle3" in chosen and drafter is None:
-        raise UserError("peer vllm:eagle3 needs a shipped eagle3.1 drafter, and none ships for this target")
+    if args.drafter and EAGLE in chosen:
+        drafter = run(find_drafter, args.drafter, "eagle3.1", target.embedding)
+    if drafter is None and EAGLE in args.peers:
+        raise UserError(f"peer {EAGLE} needs an eagle3.1 drafter, and none ships for this target: name one (--drafter)")
+    if drafter is None:
+        chosen = [name for name in chosen if name != EAGLE]
     common = {
         "threads": torch.get_num_threads(),
         "dtype": target.spec.mode if target.spec.mode in WHOLE else str(target.spec.dtype).removeprefix("torch."),
@@ -74,7 +79,11 @@ def make_peers(args: argparse.Namespace, target: HFTarget, longest: int) -> dict
     }
 
 
-def open_store(args: argparse.Namespace, target: HFTarget, bench: Bench, record: dict[str, Any]) -> Store:
+def default_folder() -> Path:
+    return Path("runs") / f"bench-{datetime.now():%Y%m%d-%H%M%S}"
+
+
+def open_store(args: argparse.Namespace, folder: Path, target: HFTarget, bench: Bench, record: dict[str, Any]) -> Store:
     """The run folder. A result may be continued only with what would have given the same one, on the same machine."""
     flags = {name: value for name, value in vars(args).items() if name not in ("out", "json", "data_dir", "tasks")}
     made_of = {
@@ -84,9 +93,9 @@ def open_store(args: argparse.Namespace, target: HFTarget, bench: Bench, record:
             [p.task, p.id, hashlib.sha256(str(p.ids).encode()).hexdigest()] for g in bench.groups for p in g.prompts
         ],
         "machine": record["machine"],
-        "peers": [method.typed for method in bench.peers],
+        "peers": {m.typed: peer.drafter and weights_digest(Path(peer.drafter)) for m, peer in bench.peers.items()},
+        "versions": record["versions"],
     }
-    folder = args.out or Path("runs") / f"bench-{datetime.now():%Y%m%d-%H%M%S}"
     return Store(folder, flags | made_of, record["revision"])
 
 

@@ -68,15 +68,17 @@ def transcribe(
     passport = make_record()
     made_of = {
         "target": target.fingerprint,
-        "dtype": str(target.spec.dtype),
+        "mode": target.spec.mode,
+        "forward": target.forward_id,
+        "device": target.spec.device.type,
+        "end": sorted(target.spec.eos_token_ids),
+        "beyond": BEYOND,
         "temperature": params.temperature,
         "seed": params.seed,
         "max_new_tokens": params.max_tokens,
         "versions": {name: passport["versions"][name] for name in ("torch", "transformers")},
         "machine": passport["machine"],
     }
-    if target.spec.device.type != "cpu":
-        made_of["device"] = target.spec.device.type
     store = TranscriptStore(cache_dir() / "transcripts", made_of)
     llm = LLM(target, method="ar", max_batch_size=batch_size, max_model_len=longest)
     with progress(console) as bar:

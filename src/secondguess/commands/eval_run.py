@@ -8,7 +8,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from secondguess.bench.acceptance import Tally, count, measure
-from secondguess.bench.metrics import is_looping
 from secondguess.bench.plan import shape
 from secondguess.bench.tasks import TaskPrompt
 from secondguess.commands.recordings import recordings, replay_all, speculators_of
@@ -33,7 +32,7 @@ def evaluate(
     """One row per temperature, task and method, in this order, and over all tasks if there are several."""
     rows = []
     for recording in recordings(args, target, methods, prompts, console):
-        tallies = {m: [Tally(is_looping(t.answer_ids)) for t in recording.transcripts] for m in methods}
+        tallies = {m: recording.tallies() for m in methods}
         speculators = speculators_of(args, target, methods, recording)
         replay_all(target, speculators, recording, args.batch_size, partial(tally, tallies), console)
         names = [p.task for p in recording.prompts]

@@ -42,15 +42,20 @@ def passport(record: Mapping[str, Any]) -> str:
     return f"`{record['command']}`, revision {record['revision']}, {record['machine']['cpu']}, {record['time']}"
 
 
-def write_json(path: Path, record: Mapping[str, Any], rows_key: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write ``{"record": record, rows_key: rows}``: the file is whole, old or new."""
-    text = json.dumps({"record": record, rows_key: rows}, indent=2, ensure_ascii=False) + "\n"
+def write_json(
+    path: Path, record: Mapping[str, Any], rows_key: str, rows: Sequence[Mapping[str, Any]], **more: Any
+) -> None:
+    """Write ``{"record": record, rows_key: rows, **more}``: the file is whole, old or new."""
+    text = json.dumps({"record": record, rows_key: rows, **more}, indent=2, ensure_ascii=False) + "\n"
     with writing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
-def output_file(text: str) -> Path:
-    """What a flag that names a file to write reads: a place that cannot be written is found out before the work."""
+def output_file(text: str, start: bytes = START) -> Path:
+    """What a flag that names a file to write reads: a place that cannot be written is found out before the work.
+
+    A file that is there may be replaced if it begins with ``start``, as an earlier result does.
+    """
     path = Path(text)
     if path.is_dir():
         raise argparse.ArgumentTypeError(f"{text} is a folder; name a file in it")
@@ -58,7 +63,7 @@ def output_file(text: str) -> Path:
         raise argparse.ArgumentTypeError(f"no folder {path.parent}; create it first")
     if path.is_symlink() or (path.exists() and not path.is_file()):
         return path
-    if path.exists() and path.stat().st_size and not path.read_bytes().startswith(START):
+    if path.exists() and path.stat().st_size and not path.read_bytes().startswith(start):
         raise argparse.ArgumentTypeError(f"{text} exists and is no result of an earlier run; name another file")
     try:
         temporary_name(path).touch()

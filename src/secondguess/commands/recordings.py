@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from secondguess.bench.plan import Prompt, prompt_seed
+from secondguess.bench.acceptance import Tally
+from secondguess.bench.metrics import is_looping
+from secondguess.bench.plan import Prompt, prompt_seed, row_of
 from secondguess.bench.replay import read, replay
 from secondguess.bench.tasks import TaskPrompt
 from secondguess.bench.transcript import BEYOND, Transcript
@@ -48,6 +50,10 @@ class Recording:
     def drawn(self) -> list[tuple[Transcript, Draw]]:
         """Each text, and how its tokens were drawn."""
         return [(t, Draw(self.temperature, prompt_seed(self.seed, t.key.id))) for t in self.transcripts]
+
+    def tallies(self) -> list[Tally]:
+        """One per text, with nothing counted yet."""
+        return [Tally(is_looping(t.answer_ids), f"{t.key.task}/{row_of(t.key.id)}") for t in self.transcripts]
 
 
 def recordings(

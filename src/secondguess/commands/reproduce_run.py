@@ -52,7 +52,7 @@ def replay_job(world: World, job: Job, console: Console) -> Results:
         method: run(make_speculator, method, world.target, folder, size, columns, world.loaded)
         for method, folder in folders.items()
     }
-    tallies = {method: [Tally(is_looping(t.answer_ids)) for t in recording.transcripts] for method in methods}
+    tallies = {method: recording.tallies() for method in methods}
     started = perf_counter()
     replay_all(world.target, speculators, recording, size, partial(tally, tallies), console)
     seconds = (perf_counter() - started) / len(methods)

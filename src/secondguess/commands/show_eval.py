@@ -21,7 +21,7 @@ def rich_tables(rows: Sequence[dict[str, Any]], against: str) -> list[Table]:
         part = list(group)
         count, looping = part[0]["num_prompts"], part[0]["looping"]
         title = f"{task}, T = {temperature:g}, {count} prompt{'s' if count > 1 else ''}, {looping:.0%} looping; "
-        title += f"gain in tau over {against}"
+        title += f"gain in tau over {against}" + (", without those that loop" if looping else "")
         tables.append(table := Table(title=Text(title), title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0)))
         for heading in COLUMNS:
             table.add_column(heading, justify="left" if heading == "method" else "right")
@@ -32,13 +32,14 @@ def rich_tables(rows: Sequence[dict[str, Any]], against: str) -> list[Table]:
 
 def cells(row: dict[str, Any]) -> list[str]:
     depths = [*row["acceptance_by_depth"], *[None] * DEPTHS_SHOWN][:DEPTHS_SHOWN]
-    interval = "" if row["gain"] is None else f"{row['gain_low']:+.1%} to {row['gain_high']:+.1%}"
+    gain, low, high = (row[f"gain_nonlooping{end}"] for end in ("", "_low", "_high"))
+    interval = "" if gain is None else f"{low:+.1%} to {high:+.1%}"
     return [
         row["method"],
         str(row["budget"]),
         number(row["acceptance_length"], "{:.2f}"),
         number(row["acceptance_length_nonlooping"], "{:.2f}"),
-        number(row["gain"], "{:+.1%}", ""),
+        number(gain, "{:+.1%}", ""),
         interval,
         *(number(share, "{:.2f}") for share in depths),
         number(row["refined_drafted"], "{:.0%}"),

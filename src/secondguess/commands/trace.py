@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 
 from secondguess.commands.record import add_json, make_record, output_file, write_json
 from secondguess.commands.workload import add_replay_batch, add_workload, check_drafting
+
+START = b'{"task": '  # of every file that Tracer wrote
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_workload(parser, "what drafts nothing is left out", method="pr")
     add_replay_batch(parser)
     out = "JSONL file: a line per text and cycle; 'secondguess tree FILE' draws one"
-    parser.add_argument("--out", type=output_file, required=True, metavar="FILE", help=out)
+    parser.add_argument("--out", type=partial(output_file, start=START), required=True, metavar="FILE", help=out)
     add_json(parser)
 
 

@@ -17,6 +17,7 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 from secondguess.engine.graphs import usable
 from secondguess.engine.slots import SlotCache
 from secondguess.errors import UserError
+from secondguess.kernels.build import sources_digest
 from secondguess.kernels.linear import CompactLinear
 from secondguess.target import attention
 from secondguess.target.base import TargetSpec, default_tap_layers
@@ -73,6 +74,12 @@ class HFTarget:
         self._body = body_of(model, form)
         self._body.decoder.tap(self.spec.tap_layers)
         self._replayed = ReplayedForward(self._pass) if usable(self.spec.device) else None
+
+    @property
+    def forward_id(self) -> str:
+        """Names the code that runs the layers: what it writes may part at a near-tie from what another writes."""
+        decoder = type(self._body.decoder).__name__
+        return f"{decoder} {sources_digest()}" if isinstance(self._body.decoder, NativeDecoder) else decoder
 
     @cached_property
     def facts(self) -> TargetFacts:

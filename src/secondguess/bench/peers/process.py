@@ -6,6 +6,7 @@ import json
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ class Peer:
         self, python: Path, worker: str, config: Mapping[str, Any], end_ids: Sequence[int], log: Path, mode: str
     ) -> None:
         """``log``: what the engine prints. ``mode``: the numbers it computes with, as in ``TargetSpec.mode``."""
-        self.mode = mode
+        self.mode, self.drafter = mode, config.get("drafter")
         self._log = log
         self._command = [str(python), str(FOLDER / worker), json.dumps(dict(config))]
         self._end_ids = list(end_ids)
@@ -69,8 +70,9 @@ class Peer:
             self._start()
         assert self._process is not None
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(request) + "\n")
-        self._process.stdin.flush()
+        with suppress(BrokenPipeError):  # then there is no answer, either
+            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.flush()
         return self._hear()
 
     def _hear(self) -> dict[str, Any]:
@@ -81,7 +83,11 @@ class Peer:
             code = self._process.wait()
             self.close()
             raise RuntimeError(f"the process ended with exit code {code}, see {self._log}")
-        answer = json.loads(line)
+        try:
+            answer = json.loads(line)
+        except ValueError:
+            self.close()
+            raise RuntimeError(f"the process answered {line[:80]!r}, see {self._log}") from None
         if "error" in answer:
             raise RuntimeError(answer["error"])
         return answer
@@ -90,6 +96,7 @@ class Peer:
 def output_of(prompt_ids: Sequence[int], answer: Mapping[str, Any], end_ids: Sequence[int]) -> Output:
     """Cycles are the engine's own business: they are counted as none, and all time is ``rest``."""
     tokens = tuple(answer["token_ids"])
+    num_decoded = max(0, len(tokens) - answer.get("num_first", 1))
     return Output(
         prompt="",
         prompt_ids=tuple(prompt_ids),
@@ -98,5 +105,5 @@ def output_of(prompt_ids: Sequence[int], answer: Mapping[str, Any], end_ids: Seq
         origins=(),
         finish_reason="stop" if tokens and tokens[-1] in end_ids else "length",
         seed=0,
-        stats=Stats(len(tokens) - 1, 0, 0, 0, answer["prefill_s"], 0.0, 0.0, 0.0, answer["decode_s"]),
+        stats=Stats(num_decoded, 0, 0, 0, answer["prefill_s"], 0.0, 0.0, 0.0, answer["decode_s"]),
     )

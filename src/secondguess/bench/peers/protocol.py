@@ -2,8 +2,9 @@
 
 A worker is a script that gets one JSON argument and then talks in JSON lines: it says ``{"ready": ..., "versions":
 {...}}``, takes ``{"prompt_ids", "max_new_tokens", "end_ids"}`` and answers ``{"token_ids", "prefill_s", "decode_s",
-"peak_memory_bytes"}`` or ``{"error"}``. ``decode_s`` runs from the first new token to the last. Some workers also take
-``{"text_ids", "first", "logits_file"}`` and write there, as raw float32, the logits after each token from ``first`` on.
+"peak_memory_bytes"}`` or ``{"error"}``. ``decode_s`` runs from the first new token to the last. A worker whose first
+step may yield several tokens says how many: ``num_first``. Some workers also take ``{"text_ids", "first",
+"logits_file"}`` and write there, as raw float32, the logits after each token from ``first`` on.
 """
 
 from __future__ import annotations
@@ -13,14 +14,18 @@ import os
 import resource
 import sys
 from collections.abc import Callable
-from importlib.metadata import version
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 Decode = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 def serve(start: Callable[[dict[str, Any]], Decode], packages: tuple[str, ...]) -> None:
-    """Answer requests until standard input ends. ``start`` loads the model that the argument names."""
+    """Answer requests until standard input ends. ``start`` loads the model that the argument names.
+
+    ``packages``: whose versions are told, of those that are installed.
+    """
     # What libraries print must not come between the lines.
     talk = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
@@ -33,7 +38,7 @@ def serve(start: Callable[[dict[str, Any]], Decode], packages: tuple[str, ...]) 
     except Exception as error:  # whatever an engine raises becomes one line
         say({"error": f"{type(error).__name__}: {error}"})
         return
-    say({"ready": True, "versions": {name: version(name) for name in packages}})
+    say({"ready": True, "versions": versions(packages)})
     for line in sys.stdin:
         try:
             say(
@@ -42,3 +47,11 @@ def serve(start: Callable[[dict[str, Any]], Decode], packages: tuple[str, ...]) 
             )
         except Exception as error:
             say({"error": f"{type(error).__name__}: {error}"})
+
+
+def versions(packages: tuple[str, ...]) -> dict[str, str]:
+    found = {}
+    for name in packages:
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found

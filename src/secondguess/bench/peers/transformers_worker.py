@@ -11,13 +11,15 @@ from transformers import AutoModelForCausalLM
 
 
 class Clock:
-    """A streamer that only looks at the time. It is given the prompt first, then what each step adds."""
+    """A streamer that looks at the time and counts. It is given the prompt first, then what each step adds."""
 
     def __init__(self) -> None:
         self.times: list[float] = []
+        self.counts: list[int] = []
 
-    def put(self, _: Any) -> None:
+    def put(self, tokens: torch.Tensor) -> None:
         self.times.append(time.perf_counter())
+        self.counts.append(tokens.numel())
 
     def end(self) -> None:
         pass
@@ -48,6 +50,7 @@ def start(config: dict[str, Any]) -> Decode:
             "token_ids": out[0, ids_1P.shape[1] :].tolist(),
             "prefill_s": first - began,
             "decode_s": clock.times[-1] - first,
+            "num_first": clock.counts[1] if len(clock.counts) > 1 else 0,
         }
 
     return decode

