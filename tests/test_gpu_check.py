@@ -16,7 +16,7 @@ from secondguess.bench.gpu.cycles import SERIAL, Case, measure
 from secondguess.bench.gpu.equality import Finding
 from secondguess.bench.gpu.models import SHAPES, TINY, random_drafter, random_target
 from secondguess.bench.gpu.roofline import cache_bytes, draft_bytes, target_bytes
-from secondguess.bench.gpu.script import Script, histogram, mean
+from secondguess.bench.script import Script, histogram, mean
 from secondguess.config import TreeConfig
 from secondguess.types import DraftTree
 

@@ -167,7 +167,7 @@ def open_drafter(
         folder = find_drafter(drafter, method.name, target.embedding)
         loaded = {} if loaded is None else loaded
         if folder not in loaded:
-            loaded[folder] = _load_packed(folder, target)
+            loaded[folder] = packed_for_inference(load_examined(folder, target))
         network, name = loaded[folder], f"drafter {folder}"
     else:
         network, name = drafter, "this drafter"
@@ -180,14 +180,21 @@ def open_drafter(
     return network
 
 
-def _load_packed(folder: Path, target: HFTarget) -> Drafter:
+def load_examined(folder: Path, target: HFTarget) -> Drafter:
+    """A checkpoint; the log is warned of what does not fit."""
     from secondguess.drafter.checkpoint import load_for
     from secondguess.drafter.checks import examine, warn
-    from secondguess.drafter.native import native_block
-    from secondguess.target.linear import can_pack, exact_form, pack_linears
 
     drafter = load_for(folder, target)
     warn(folder, examine(folder, drafter, target))
+    return drafter
+
+
+def packed_for_inference(drafter: Drafter) -> Drafter:
+    """The same one, which cannot be trained any more: on the CPU in compiled code, where there is some."""
+    from secondguess.drafter.native import native_block
+    from secondguess.target.linear import can_pack, exact_form, pack_linears
+
     if can_pack(drafter):
         form = exact_form(drafter)
         drafter.native = native_block(drafter, form)

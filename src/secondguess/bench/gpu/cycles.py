@@ -3,27 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from statistics import median
-from time import perf_counter
+from dataclasses import dataclass
 from typing import Any
 
-import torch
-
-from secondguess.bench.gpu.script import Script, histogram
+from secondguess.bench.script import Script, histogram
 from secondguess.bench.serial import SerialSpeculator
+from secondguess.bench.timed import Runner, make_runner
 from secondguess.config import TreeConfig
 from secondguess.drafter.model import Drafter
 from secondguess.drafter.replayed import ReplayedSpeculator
-from secondguess.drafter.speculator import EagleSpeculator, Slot
-from secondguess.engine.cycle import Batch, Engine, run_cycle
+from secondguess.drafter.speculator import EagleSpeculator
 from secondguess.engine.graphs import usable
-from secondguess.engine.sampler_state import start
-from secondguess.engine.sequence import Sequence as Running
-from secondguess.engine.sequence import TextStream, Timing
 from secondguess.engine.speculate import Plain, Speculator
 from secondguess.target.hf import HFTarget
-from secondguess.types import Request, SamplingParams
 
 WARM_UP = 4  # cycles: graphs are recorded when a shape comes the second time
 ROUNDS = 3
@@ -55,66 +47,24 @@ class Case:
         return histogram(TAU[self.budget]["pr" if self.method == SERIAL else self.method], self.tree.num_steps)
 
 
-@dataclass(slots=True)
-class Runner:
-    """One case under way."""
-
-    engine: Engine
-    batch: Batch
-    seconds: list[float] = field(default_factory=list)
-    num_tokens: list[int] = field(default_factory=list)
-
-    def run(self, num_cycles: int, counted: bool) -> None:
-        for _ in range(num_cycles):
-            before, started = self.engine.totals.num_tokens, perf_counter()
-            run_cycle(self.engine, self.batch)
-            if counted:
-                self.seconds.append(perf_counter() - started)
-                self.num_tokens.append(self.engine.totals.num_tokens - before)
-
-    def result(self) -> dict[str, Any]:
-        requests = len(self.batch.sequences)
-        timing, cycles = self.batch.sequences[0].timing, len(self.seconds)
-        parts = {name: 1000 * getattr(timing, name) / cycles for name in ("draft", "verify", "walk", "rest")}
-        return {
-            "cycle_ms": 1000 * median(self.seconds),
-            "tau": sum(self.num_tokens) / cycles / requests,
-            "tokens_per_second": sum(self.num_tokens) / sum(self.seconds),
-            **{f"{name}_ms": value for name, value in parts.items()},
-        }
-
-
 def measure(
     target: HFTarget, drafter: Drafter, cases: Sequence[Case], num_cycles: int, context: int
 ) -> Mapping[Case, dict[str, Any]]:
     """Every case's result over ``num_cycles`` cycles, a third of them at a time."""
-    most = WARM_UP + num_cycles
-    runners = {case: make_runner(target, drafter, case, context, most) for case in cases}
+    runners = {case: runner_of(target, drafter, case, num_cycles, context) for case in cases}
     for runner in runners.values():
-        runner.run(WARM_UP, counted=False)
-        for sequence in runner.batch.sequences:
-            sequence.timing = Timing()
+        runner.warm_up(WARM_UP)
     for number in range(ROUNDS):
         for runner in list(runners.values())[:: 1 if number % 2 == 0 else -1]:
-            runner.run(num_cycles // ROUNDS, counted=True)
+            runner.run(num_cycles // ROUNDS)
     return {case: runner.result() for case, runner in runners.items()}
 
 
-def make_runner(target: HFTarget, drafter: Drafter, case: Case, context: int, num_cycles: int) -> Runner:
-    """Requests that stand after ``context`` tokens that nobody has read: no time depends on what K/V hold."""
-    spec, tree, n = target.spec, case.tree, case.num_requests
-    columns = max(MIN_COLUMNS, context + num_cycles * (tree.num_steps + 1) + 1 + tree.max_budget)
-    script = Script(case.shares, no_draft_token=spec.vocab_size - 1)
-    engine = Engine(target, make_speculator(drafter, case, columns), target.new_cache(n, columns), script=script)
-    ids = (torch.arange(context + 1) * 7919 % spec.vocab_size).tolist()
-    request = Request(tuple(ids), SamplingParams(ignore_eos=True, max_tokens=columns))
-    if isinstance(engine.speculator, EagleSpeculator):
-        taps_1LH = torch.zeros(1, len(spec.tap_layers), spec.hidden_size, dtype=spec.dtype, device=spec.device)
-        newest_1 = torch.tensor(ids[-1:], device=spec.device)
-        engine.speculator.slots = {slot: Slot(context - 1, newest_1, taps_1LH) for slot in range(n)}
-    running = [Running(request, 0, slot, frozenset(), 2 * columns, TextStream(None), list(ids)) for slot in range(n)]
-    sampler = start([request] * n, [0] * n, vocab_size=spec.vocab_size, device=spec.device)
-    return Runner(engine, Batch(running, sampler))
+def runner_of(target: HFTarget, drafter: Drafter, case: Case, num_cycles: int, context: int) -> Runner:
+    written = (WARM_UP + num_cycles) * (case.tree.num_steps + 1)
+    columns = max(MIN_COLUMNS, context + written + 1 + case.tree.max_budget)
+    script = Script(case.shares, no_draft_token=target.spec.vocab_size - 1)
+    return make_runner(target, make_speculator(drafter, case, columns), script, case.num_requests, context, columns)
 
 
 def make_speculator(drafter: Drafter, case: Case, columns: int) -> Speculator:
