@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,8 @@ from secondguess.bench.gpu.models import SHAPES, TINY, random_drafter, random_ta
 from secondguess.bench.gpu.roofline import cache_bytes, draft_bytes, target_bytes
 from secondguess.bench.script import Script, histogram, mean
 from secondguess.config import TreeConfig
-from secondguess.types import DraftTree
+from secondguess.llm import LLM
+from secondguess.types import DraftTree, SamplingParams
 
 SCRIPT = Path(__file__).parent.parent / "scripts" / "gpu_check.sh"
 CPU = torch.device("cpu")
@@ -76,6 +78,7 @@ def test_the_script_runs_without_a_gpu(tmp_path: Path, monkeypatch, capsys) -> N
     monkeypatch.setattr(equality, "FAMILIES", ("llama",))
     monkeypatch.setattr(equality, "METHODS", ("pr",))
     monkeypatch.setattr(equality, "NUM_PROMPTS", 3)
+    monkeypatch.setattr(gpu, "TINY", {"Qwen3-8B": TINY["Qwen3-8B"]})
     monkeypatch.setattr(sys, "argv", ["gpu", "--out", str(tmp_path), "--device", "cpu"])
     assert gpu.main() == 0
     said = capsys.readouterr().out
@@ -85,6 +88,15 @@ def test_the_script_runs_without_a_gpu(tmp_path: Path, monkeypatch, capsys) -> N
     assert results["copy_bandwidth"] > 0
     assert {row["method"] for row in results["Qwen3-8B"]} == {"ar", "eagle3.1", "pr", SERIAL}
     assert all(Finding(**row).passed for row in results["equality"])
+
+
+def test_wrong_choices_are_found() -> None:
+    """Of a random text hardly a token is the best."""
+    target = equality.Pair.on(CPU, "llama", torch.bfloat16).target
+    output = LLM(target, method="ar", max_model_len=64).generate([[1, 2, 3]], SamplingParams(max_tokens=8))[0]
+    assert equality.worst_choice(target, output) <= equality.ROUNDING_STEPS
+    other = replace(output, token_ids=tuple((t + 1) % 64 for t in output.token_ids))
+    assert equality.worst_choice(target, other) > equality.ROUNDING_STEPS
 
 
 def test_a_text_that_parts_fails_the_check(tmp_path: Path, monkeypatch) -> None:

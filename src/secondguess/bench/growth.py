@@ -47,13 +47,19 @@ def points(base: Point, longest: int, target_vocabulary: int) -> dict[str, list[
 
 
 def measure(
-    target: HFTarget, drafters: Callable[[int], Drafter], tree: TreeConfig, wanted: Sequence[Point], on_done: Callable[[], None]
+    target: HFTarget,
+    drafters: Callable[[int], Drafter],
+    tree: TreeConfig,
+    wanted: Sequence[Point],
+    on_done: Callable[[], None],
 ) -> dict[Point, float]:
     """Milliseconds of a cycle: of each round over all points the median, of the rounds the shortest."""
     times: dict[Point, list[float]] = {point: [] for point in wanted}
     for number in range(ROUNDS):
         for point in list(times)[:: 1 if number % 2 == 0 else -1]:
-            times[point].append(time_point(target, drafters(point.vocabulary), replace(tree, budget=point.budget), point))
+            times[point].append(
+                time_point(target, drafters(point.vocabulary), replace(tree, budget=point.budget), point)
+            )
             on_done()
     return {point: min(found) for point, found in times.items()}
 

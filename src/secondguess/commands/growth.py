@@ -1,4 +1,4 @@
-"""``secondguess growth``: a cycle's time against budget, batch, context and draft vocabulary, and the cost model's line."""
+"""``secondguess growth``: a cycle's time against budget, batch, context and draft vocabulary, beside a model's line."""
 
 from __future__ import annotations
 

@@ -161,8 +161,7 @@ class EagleSpeculator:
 
 
 def take_pairs(numbers: Sequence[int], slots: Sequence[Slot]) -> Pairs:
-    """The pairs that wait in ``slots``, whose ``numbers`` in the cache are given. They count as committed from now on.
-    """
+    """The pairs that wait in ``slots``, which are known by ``numbers``. They count as committed from now on."""
     starts, counts = [s.num_columns for s in slots], [len(s.tokens) for s in slots]
     table_R3 = upload(list(zip(numbers, starts, counts, strict=True)), slots[0].tokens.device)
     slots_R, start_R, counts_R = table_R3.unbind(1)

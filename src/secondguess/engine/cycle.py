@@ -133,9 +133,7 @@ def verify_rows(tree: DraftTree, sequences: list[Sequence]) -> Rows:
     )
 
 
-def chooser(
-    logits_RNV: Tensor, positions_RN: Tensor, sampler: SamplerState, watch: Watcher | None
-) -> ChooseAt:
+def chooser(logits_RNV: Tensor, positions_RN: Tensor, sampler: SamplerState, watch: Watcher | None) -> ChooseAt:
     """The target's token after each node that is walked, chosen exactly as in plain decoding, and recorded."""
     each_R = torch.arange(len(logits_RNV), device=logits_RNV.device)
 
@@ -157,10 +155,7 @@ def outcomes_of(tree: DraftTree, verdict: Verdict) -> list[Outcome]:
     drafted_R, refined_R = tree.valid_RN.sum(1) - 1, (tree.levels_RN * tree.valid_RN).sum(1)
     counts_R3, d = torch.stack([verdict.num_emitted_R, drafted_R, refined_R], 1), levels_RD.shape[1]
     table = torch.cat([counts_R3, verdict.tokens_RD, levels_RD], 1).tolist()
-    return [
-        Outcome(row[:n], row[d : d + n], drafted, refined)
-        for n, drafted, refined, *row in table
-    ]
+    return [Outcome(row[:n], row[d : d + n], drafted, refined) for n, drafted, refined, *row in table]
 
 
 def accepted_of(
