@@ -46,7 +46,7 @@ def tokens_of(target: HFTarget, speculator, requests: list[Request]) -> list[lis
     return [s.token_ids for s in decode(target, speculator, requests)]
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "gemma3"])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "gemma3"])
 def test_texts_are_the_same(family: str, as_on_a_gpu: None, monkeypatch) -> None:
     """More requests than slots, so that they join, leave, and leave holes; all that changes scores."""
     replayed, requests = tiny_target(family), random_requests(random.Random(0), 64, 1.0, 5)
@@ -63,12 +63,12 @@ def test_texts_are_the_same(family: str, as_on_a_gpu: None, monkeypatch) -> None
 @pytest.mark.parametrize("coupled", [False, True])
 def test_drafts_are_the_same(coupled: bool, as_on_a_gpu: None) -> None:
     target = tiny_target("llama")
-    drafter, tree = tiny_drafter(target), TreeConfig(budget=12, num_steps=4, grow_width=3, coupled=coupled)
+    drafter, tree = tiny_drafter(target), TreeConfig(budget=12, num_steps=3, grow_width=3, coupled=coupled)
     kinds = (EagleSpeculator, ReplayedSpeculator)
     runs = [Scheduler(make_engine(target, kind(drafter, tree, 3, MAX_LEN + ROOM)), MAX_LEN) for kind in kinds]
     for s in runs:
         for i in range(5):
-            params = SamplingParams(temperature=float(i % 2), seed=i, max_tokens=20, ignore_eos=True)
+            params = SamplingParams(temperature=float(i % 2), seed=i, max_tokens=12, ignore_eos=True)
             add(s, Request(tuple(range(1, 4 + i)), params))
     while runs[0].busy:
         for s in runs:
