@@ -96,7 +96,7 @@ class DraftTree:
     levels_RN: Tensor  # 0: offered by a one-pass feature, 1: created or won by a reconsidered one
     scores_RN: Tensor  # float: path score, sum of edge log-probs (temperature 1)
     valid_RN: Tensor  # bool: False marks padding, always at the end
-    deepest: int | None = None  # no node is deeper; None: the host knows no such number
+    deepest: int | None = field(default=None, kw_only=True)  # no node is deeper; None: the host knows no such number
 
 
 @dataclass(frozen=True, slots=True)

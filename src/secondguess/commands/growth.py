@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from types import ModuleType
 
 from secondguess.commands.options import add_dtype
 from secondguess.commands.record import add_json, make_record, write_json
@@ -20,11 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.out:
-        try:
-            from secondguess.commands.plot_growth import draw, save
-        except ImportError as error:
-            raise UserError("figures need matplotlib: pip install 'secondguess[plots]', or leave out --out") from error
+    plots = import_plots() if args.out else None
 
     from rich.console import Console
 
@@ -35,8 +32,16 @@ def run(args: argparse.Namespace) -> int:
     rows = grow(load(args.target, args.dtype, args.device), args.drafter, Console(stderr=True, highlight=False))
     if args.json:
         write_json(args.json, record, "rows", rows)
-    if args.out:
+    if plots:
         args.out.mkdir(parents=True, exist_ok=True)
-        save(draw(rows, f"{args.target}, {args.dtype}"), args.out, "growth")
+        plots.save(plots.draw(rows, f"{args.target}, {args.dtype}"), args.out, "growth")
     stdout_console().print(rich_table(rows))
     return 0
+
+
+def import_plots() -> ModuleType:
+    try:
+        from secondguess.commands import plot_growth
+    except ImportError as error:
+        raise UserError("figures need matplotlib: pip install 'secondguess[plots]', or leave out --out") from error
+    return plot_growth

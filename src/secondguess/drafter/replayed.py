@@ -49,7 +49,7 @@ class ReplayedSpeculator(EagleSpeculator):
         slots_R = begin.pairs.slots_R  # indexing copies, so a trace may be kept
         tokens_RN, parents_RN, depths_RN, levels_RN, scores_RN, valid_RN = (x_BN[slots_R] for x_BN in found)
         deepest = self.config.num_steps
-        return DraftTree(tokens_RN, parents_RN, depths_RN, levels_RN, scores_RN, valid_RN, deepest)
+        return DraftTree(tokens_RN, parents_RN, depths_RN, levels_RN, scores_RN, valid_RN, deepest=deepest)
 
     @property
     def most_pairs(self) -> int:

@@ -35,7 +35,8 @@ class Clock:
 
 
 def between(a: float | torch.cuda.Event, b: float | torch.cuda.Event) -> float:
-    if isinstance(a, torch.cuda.Event):
+    if isinstance(a, torch.cuda.Event) and isinstance(b, torch.cuda.Event):
         return a.elapsed_time(b) / 1000
-    assert not isinstance(b, torch.cuda.Event)
+    assert isinstance(a, float)
+    assert isinstance(b, float)
     return b - a

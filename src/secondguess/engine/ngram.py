@@ -31,7 +31,7 @@ class Ngram:
         # No probabilities here; the order of entry stands in for a score.
         scores_RN = -torch.arange(size, dtype=torch.float32, device=roots.device).expand_as(tokens_RN)
         levels_RN, deepest = torch.zeros_like(tokens_RN), self.config.num_steps
-        return DraftTree(tokens_RN, parents_RN, depths_RN, levels_RN, scores_RN, valid_RN == 1, deepest)
+        return DraftTree(tokens_RN, parents_RN, depths_RN, levels_RN, scores_RN, valid_RN == 1, deepest=deepest)
 
     def accept(self, accepted: list[Accepted]) -> None:
         pass

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
+from typing import Any
 
 import torch
 
@@ -62,7 +63,11 @@ class Pair:
 def job() -> Job:
     """Greedy and sampled requests, with all that changes scores."""
     prompts = [[(7 * i * i + 3 * i + p) % 63 + 1 for i in range(5 + 3 * p)] for p in range(NUM_PROMPTS)]
-    more = [{}, {"temperature": 1.0}, {"temperature": 0.7, "top_p": 0.9, "top_k": 20, "repetition_penalty": 1.2}]
+    more: list[dict[str, Any]] = [
+        {},
+        {"temperature": 1.0},
+        {"temperature": 0.7, "top_p": 0.9, "top_k": 20, "repetition_penalty": 1.2},
+    ]
     params = [
         SamplingParams(seed=p, max_tokens=NUM_TOKENS, ignore_eos=True, **more[p % len(more)])
         for p in range(NUM_PROMPTS)
