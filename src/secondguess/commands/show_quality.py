@@ -17,7 +17,7 @@ def rich_table(rows: Sequence[dict[str, Any]]) -> Table:
     title = f"against float32 over its {count} answers, {tokens:,} tokens; KL in nats per token"
     table = Table(title=Text(title), title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for number, heading in enumerate(COLUMNS):
-        table.add_column(heading, justify="left" if number < 2 else "right")
+        table.add_column(heading, justify="left" if number < 2 else "right", no_wrap=True)
     for row in rows:
         table.add_row(*map(Text, cells(row)))
     return table
@@ -32,5 +32,5 @@ def cells(row: dict[str, Any]) -> list[str]:
         f"{row['largest_kl']:.2g}",
         f"{row['same_top1']:.2%}",
         f"{row['right']:.1%} of {row['num_graded']}" if graded else "-",
-        f"{row['right_low']:.1%} to {row['right_high']:.1%}" if graded else "",
+        f"{row['right_low']:.0%}-{row['right_high']:.0%}" if graded else "",
     ]
