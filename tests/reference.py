@@ -163,10 +163,10 @@ class Grower:
         feature = look.feature if s.child_feature == "level1" else parent.look.feature
         known = {token for token, _ in parent.look.children}
         offered = list(look.children)
-        if s.merge == "novel_only":
+        if s.merge in ("novel_only", "union"):
             offered = [(t, logp) for t, logp in look.ranking if t not in known]
         offered = offered[: s.refined_offer_width or self.config.offer_width]
-        opinion = dict(look.ranking if s.merge == "rescore_all" else offered)
+        opinion = dict(look.ranking if s.merge in ("rescore_all", "union") else offered)
         siblings = {c.token: c for c in parent.children}
         won = [c for c in siblings.values() if self.settle(c, opinion.get(c.token, np.float32(-math.inf)))]
         for child in won:
@@ -185,7 +185,7 @@ class Grower:
         first, merge = child.logp, self.switches.merge
         if second == -math.inf or merge in ("drop", "novel_only", "append"):
             return False
-        if merge == "max":
+        if merge in ("max", "union"):
             self.rescore(child, max(first, second))
         elif merge == "logmean":
             self.rescore(child, np.float32((first + second) / np.float32(2)))

@@ -57,7 +57,8 @@ def direct(drafter: Drafter, tokens: list[int], taps_TLH: torch.Tensor, depth: i
         seen.append(own)
     logits = []
     for d in range(depth):
-        refined_H, _ = look(drafter, drafter.self_query, f_H, root - 1 + d, seen)
+        to_e, to_f = drafter.lens(f_H).chunk(2) if drafter.config.lens else (0, 0)
+        refined_H, _ = look(drafter, drafter.self_query + to_e, f_H + to_f, root - 1 + d, seen)
         logits.append((drafter.logits(f_H), drafter.logits(refined_H)))
         child = drafter.target_ids[logits[-1][0].argmax()]
         f_H, own = look(drafter, drafter.embed(child), f_H, root + d, seen)
@@ -75,10 +76,10 @@ class Recorded(ChainSpeculator):
         return super().offers(f_RXH, known_RMK, noise_RXV)
 
 
-@pytest.mark.parametrize("num_steps", [1, 2, 5])
-def test_both_levels_equal_a_direct_computation(num_steps: int) -> None:
+@pytest.mark.parametrize(("num_steps", "lens"), [(1, False), (2, False), (5, False), (5, True)])
+def test_both_levels_equal_a_direct_computation(num_steps: int, lens: bool) -> None:
     target = tiny_target("llama")
-    drafter, prompts = tiny_drafter(target), [[5, 9, 2, 7, 1], [3, 3, 8]]
+    drafter, prompts = tiny_drafter(target, lens=lens), [[5, 9, 2, 7, 1], [3, 3, 8]]
     generator = torch.Generator().manual_seed(0)
     taps = [torch.randn(len(p), 3, target.spec.hidden_size, generator=generator, dtype=torch.float64) for p in prompts]
     chain = Recorded(drafter, TreeConfig(num_steps=num_steps), num_slots=2, num_columns=64)

@@ -70,6 +70,8 @@ def decode(peer: Peer, *prompts: tuple[int, ...]):
 
 
 def test_a_peer_answers_in_order_and_says_what_it_is(peer) -> None:
+    ballast = bytearray(b"x") * (1 << 28)
+    mine = len(ballast)  # at least: a peer does not count what we have
     ours = peer("fine")
     first, second = decode(ours, (1,), (2, 3))
     assert first.token_ids == second.token_ids == (0, 1, 2, 3, 4)
@@ -78,7 +80,7 @@ def test_a_peer_answers_in_order_and_says_what_it_is(peer) -> None:
     assert first.finish_reason == "length"
     assert second.prompt_ids == (2, 3)
     assert set(ours.versions) == {"torch"}
-    assert ours.peak_memory_bytes > 1 << 20
+    assert 1 << 20 < ours.peak_memory_bytes < mine
 
 
 @pytest.mark.parametrize(("how", "said"), [("no start", "ValueError: no such model"), ("die", "exit code 3, see ")])

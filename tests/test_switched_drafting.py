@@ -173,7 +173,7 @@ def test_settings_are_read_by_the_type_of_their_field() -> None:
     ("typed", "said"),
     [
         ("pr:merg=drop", "unknown setting 'merg'; did you mean merge?"),
-        ("pr:merge=dropp", "merge must be one of max, replace, rescore_all, logmean, drop, novel_only, append, got"),
+        ("pr:merge=dropp", "merge must be one of max, replace, rescore_all, logmean, drop, novel_only, union, append, got"),
         ("pr:merge=dropp", "did you mean drop?"),
         ("pr:merge", "merge must be one of"),
         ("pr:propagate=no", "propagate must be true or false, got 'no'"),
@@ -248,10 +248,11 @@ def test_the_sweep_has_every_value_of_every_switch_once() -> None:
     trees = [method.tree for method in methods]
     assert len({*trees, TreeConfig()}) == len(trees) + 1
     changed = [[n for n in SWITCHES if getattr(t.reconsider, n) != getattr(Reconsider(), n)] for t in trees]
-    assert all(len(names) == 1 for names in changed[:-3])
+    assert [len(names) for names in changed] == [1] * (len(changed) - 7) + [0] * 7
     assert {name for names in changed for name in names} == set(SWITCHES)
     for name, words in choices(Reconsider).items():
         assert {getattr(t.reconsider, name) for t in trees} == set(words)
+    assert [m.typed for m in methods[-7:-3]] == ["pr:m=1", "pr:m=2", "pr:m=4", "pr:m=6"]
     assert [m.typed for m in methods[-3:]] == ["pr:m=0", "pr:m=0,extra_advance=3", "pr:m=0,grow_width=9"]
     assert "pr:refined_offer_width=3" not in sweep(offer_width=3)
 

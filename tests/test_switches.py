@@ -54,15 +54,15 @@ class RankedStore(Store):
 
     def __call__(self, rows: DraftRows) -> Offers:
         self.looks = [[] for _ in self.roots]
-        assert (rows.known_tokens_RMK is not None) == (self.switches.merge in ("rescore_all", "novel_only"))
+        assert (rows.known_tokens_RMK is not None) == self.switches.asks_for_known
         made = self.doubted(super().__call__(rows), self.looks)
-        if self.switches.merge != "rescore_all":
+        if not self.switches.rates_known:
             return made
         return replace(made, known_logps_RMK=self.opinions(rows))
 
     def look(self, rows: DraftRows, r: int, x: int) -> Look:
         look = super().look(rows, r, x)
-        if self.switches.merge == "novel_only" and x >= rows.num_level0 and look.ranking:
+        if self.switches.offers_novel and x >= rows.num_level0 and look.ranking:
             known = known_tokens(rows)[r][x - rows.num_level0]
             novel = [(t, p) for t, p in look.ranking if t not in known][: self.drafter.num_offers]
             rest = [(t, np.float32(MISSING)) for t in known]
@@ -212,10 +212,12 @@ def second_look(**switches) -> tuple[DraftTree, list[DraftRows]]:
         if len(seen) > 1:
             num_rows = rows.tokens_RX.shape[1]
             return offers(*[[(5, MISSING), (6, MISSING)]] * num_rows, confidence=(0.5,) * num_rows)
-        told = [(3, -1.0), (8, -4.0)] if config.reconsider.merge == "novel_only" else [(2, -0.25), (3, -1.0)]
+        told = [(3, -1.0), (8, -4.0)] if config.reconsider.offers_novel else [(2, -0.25), (3, -1.0)]
         num_rows = rows.tokens_RX.shape[1]
         made = offers(*[[(4, -1.0), (5, MISSING)], told][:num_rows], confidence=(0.5, 0.5)[:num_rows])
         if rows.known_tokens_RMK is None:
+            return made
+        if not config.reconsider.rates_known:
             return made
         return replace(made, known_logps_RMK=torch.tensor([[[level1[t] for t in known_tokens(rows)[0][0]]]]))
 
@@ -236,6 +238,7 @@ def second_look(**switches) -> tuple[DraftTree, list[DraftRows]]:
         ({"merge": "rescore_all"}, [(1, -3.0, 1), (2, -0.25, 1), (4, -4.0, 0), (3, -1.0, 1)]),
         ({"merge": "rescore_all", "propagate": False}, [(1, -3.0, 1), (2, -0.25, 1), (4, -2.0, 0), (3, -1.0, 1)]),
         ({"merge": "novel_only"}, [(1, -1.0, 0), (2, -2.0, 0), (4, -2.0, 0), (3, -1.0, 1), (8, -4.0, 1)]),
+        ({"merge": "union"}, [(1, -1.0, 0), (2, -0.25, 1), (4, -2.0, 0), (3, -1.0, 1), (8, -4.0, 1)]),
     ],
 )
 def test_a_second_look_at_the_root(switches: dict, expected: list) -> None:

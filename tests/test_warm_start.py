@@ -43,6 +43,17 @@ def test_another_number_of_layers_is_refused(checkpoints) -> None:
         tiny_run(checkpoints, "run", method="pr", warm_start=str(checkpoints / "eagle3.1"), num_layers=2)
 
 
+def test_a_lens_that_does_nothing_yet_joins_a_drafter_without_one(checkpoints) -> None:
+    run = tiny_run(checkpoints, "lens", method="pr", warm_start=str(checkpoints / "pr"), lens=True)
+    before = load_drafter(checkpoints / "pr", run.drafter.embedding, run.drafter.config.target_num_layers)
+    for name, parameter in before.named_parameters():
+        assert torch.equal(parameter, dict(run.drafter.named_parameters())[name]), name
+    assert not run.drafter.lens.weight.any()
+    run.run()
+    exported = load_drafter(run.folder.drafter, run.drafter.embedding, run.drafter.config.target_num_layers)
+    assert exported.lens.weight.any()
+
+
 def test_a_self_query_is_kept_by_pr_and_dropped_by_eagle(checkpoints) -> None:
     target, folder = float32_target(), str(checkpoints / "pr")
     saved = load_drafter(checkpoints / "pr", target.embedding, target.spec.num_layers)

@@ -54,6 +54,7 @@ class Reconsider(SecondLook):
     - ``max`` a token offered by both keeps the larger; ``replace`` it takes q1; ``logmean`` it takes their mean
     - ``rescore_all`` every child takes q1, whether f' offers it or not
     - ``drop`` it keeps q0; ``novel_only`` the same, and f' offers its best outside of what f has offered
+    - ``union`` every child keeps the larger, whether f' offers it or not, and f' offers its best outside of them (ours)
     - ``append`` both stay, as siblings with the same token
 
     ``select``, first come: ``low_top1`` the lowest top-1 probability c; ``path`` the highest path probability times
@@ -63,7 +64,7 @@ class Reconsider(SecondLook):
     Raises UserError when a field is out of range.
     """
 
-    merge: Literal["max", "replace", "rescore_all", "logmean", "drop", "novel_only", "append"] = option(
+    merge: Literal["max", "replace", "rescore_all", "logmean", "drop", "novel_only", "union", "append"] = option(
         "max", "what becomes of a token that both levels offer"
     )
     propagate: bool = option(True, "path scores below a re-scored edge follow it")
@@ -86,8 +87,18 @@ class Reconsider(SecondLook):
 
     @property
     def asks_for_known(self) -> bool:
-        """Whether merging needs what level 1 says of the tokens that level 0 has offered."""
-        return self.merge in ("rescore_all", "novel_only")
+        """Whether level 1 has to know which tokens level 0 has offered."""
+        return self.rates_known or self.offers_novel
+
+    @property
+    def rates_known(self) -> bool:
+        """Whether merging needs what level 1 says of these tokens."""
+        return self.merge in ("rescore_all", "union")
+
+    @property
+    def offers_novel(self) -> bool:
+        """Whether level 1 offers others."""
+        return self.merge in ("novel_only", "union")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -159,6 +170,7 @@ class DrafterConfig:
     rms_norm_eps: float = 1e-5
     num_layers: int = 1  # of M; EAGLE-3.1 has one
     second_look: SecondLook | None = None  # that level 1 was trained with; None: there is only level 0
+    lens: bool = False  # level 1 reads level 0's feature through a matrix of its own; not in the paper
     fc_norm: bool = True  # a norm for each tapped state, before they are joined
     norm_before_fc: bool = False  # one norm for all of them, joined
     norm_before_residual: bool = False  # the block adds to the normed feature, not to the raw one
@@ -171,6 +183,11 @@ class DrafterConfig:
     @property
     def has_self_query(self) -> bool:
         return self.second_look is not None and self.second_look.query_slot == "self_query"
+
+    @property
+    def level1_tensors(self) -> tuple[str, ...]:
+        """Names of the parameters that only second looks use."""
+        return ("self_query",) * self.has_self_query + ("lens.weight",) * self.lens
 
     @property
     def num_taps(self) -> int:

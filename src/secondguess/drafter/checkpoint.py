@@ -1,9 +1,9 @@
-"""Drafter checkpoints: the flat EAGLE-3 format, plus the self-query in a sub-folder that other engines ignore.
+"""Drafter checkpoints: the flat EAGLE-3 format, plus what is level 1's own in a sub-folder that other engines ignore.
 
     config.json            see ``settings``: LlamaForCausalLMEagle3 with fc_norm and norm_output (EAGLE-3.1)
     model.safetensors      fc, fc_norm.*, midlayer.*, norm, lm_head, d2t, t2d; embed_tokens if it is not the target's;
                            layers.1.* where there is a second layer (num_hidden_layers 2)
-    reconsider/query.safetensors     where level 1 was trained with a self-query: self_query [hidden]
+    reconsider/query.safetensors     what only second looks use: self_query [hidden], lens.weight [2 hidden, hidden]
 
 Stock engines load it as EAGLE-3.1. Unknown or missing tensors, and settings of another network, are errors here. The
 ``speculators`` form is read, too.
@@ -40,11 +40,11 @@ def save_drafter(drafter: Drafter, folder: Path, notes: dict[str, Any], dtype: t
     """Write a checkpoint. ``notes`` (training record, target name) goes into the config's ``secondguess`` block."""
     folder.mkdir(parents=True, exist_ok=True)
     state = state_of(drafter, dtype)
-    query = state.pop("self_query", None)
+    level1 = {name: state.pop(name) for name in drafter.config.level1_tensors}
     write_tensors(state, folder / WEIGHTS)
-    if query is not None:
+    if level1:
         (folder / QUERY).parent.mkdir(exist_ok=True)
-        write_tensors({"self_query": query}, folder / QUERY)
+        write_tensors(level1, folder / QUERY)
     notes = {**notes, "draft_vocab": ids_hash(drafter.target_ids)}
     config = to_json(drafter.config, drafter.target_embedding, notes)
     with replacing(folder / "config.json") as temporary:
@@ -52,7 +52,7 @@ def save_drafter(drafter: Drafter, folder: Path, notes: dict[str, Any], dtype: t
 
 
 def state_of(drafter: Drafter, dtype: torch.dtype) -> dict[str, Tensor]:
-    """All tensors of a checkpoint by name, on the CPU; ``self_query`` (which has a file of its own) is among them."""
+    """All tensors of a checkpoint by name, on the CPU, those that have a file of their own among them."""
     state: dict[str, Tensor] = dict(drafter.named_parameters())
     if drafter.config.own_embedding:
         state[EMBEDDING] = drafter.embedding
@@ -100,7 +100,7 @@ def load_drafter(folder: Path, embedding: Tensor, target_num_layers: int) -> Dra
 def build(folder: Path, shape: DrafterConfig, embedding: Tensor) -> Drafter:
     """The drafter of a checkpoint; every tensor has been checked. ``embedding`` is taken unless it has its own."""
     tensors = flat_names(load_tensors(folder / WEIGHTS))
-    if shape.has_self_query:
+    if shape.level1_tensors:
         tensors |= load_tensors(folder / QUERY)
     target_ids = take_vocab(tensors, shape, folder)
     table = take_embedding(tensors, shape, folder).to(embedding) if shape.own_embedding else embedding

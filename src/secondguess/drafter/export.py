@@ -45,7 +45,7 @@ def export(source: Path, form: str, folder: Path, base_model: str | None, max_po
     base_model = base_model or block.get("target", "the target")
     with new_folder(folder) as temporary:
         write_tensors(tensors if form == "eagle3" else nested_names(tensors), temporary / WEIGHTS)
-        if shape.has_self_query:
+        if shape.level1_tensors:
             (temporary / QUERY).parent.mkdir()
             shutil.copyfile(source / QUERY, temporary / QUERY)
         config = flat if form == "eagle3" else nested(flat, base_model, architectures(block), CHAIN)

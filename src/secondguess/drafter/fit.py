@@ -10,9 +10,13 @@ from secondguess.config import DrafterConfig, SecondLook
 
 
 def drafter_config(
-    model: Any, draft_vocab_size: int, second_look: SecondLook | None = None, num_layers: int = 1
+    model: Any,
+    draft_vocab_size: int,
+    second_look: SecondLook | None = None,
+    num_layers: int = 1,
+    lens: bool = False,
 ) -> DrafterConfig:
-    """Layers shaped like the target's. ``second_look``: see ``DrafterConfig``."""
+    """Layers shaped like the target's. ``second_look`` and ``lens``: see ``DrafterConfig``."""
     c = model.config
     return DrafterConfig(
         hidden_size=c.hidden_size,
@@ -28,6 +32,7 @@ def drafter_config(
         rms_norm_eps=c.rms_norm_eps,
         num_layers=num_layers,
         second_look=second_look,
+        lens=lens,
         max_position_embeddings=c.max_position_embeddings,
     )
 

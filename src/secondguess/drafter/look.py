@@ -23,6 +23,15 @@ def query(drafter: Drafter, look: SecondLook, e: Tensor, f: Tensor) -> Tensor:
     return e
 
 
+def ask(drafter: Drafter, look: SecondLook, e: Tensor, f: Tensor) -> tuple[Tensor, Tensor]:
+    """What M reads at a second look of feature ``f`` in place of embedding and feature. [..., H] each."""
+    asked = query(drafter, look, e, f)
+    if not drafter.config.lens:
+        return asked, f
+    to_e, to_f = drafter.lens(f).chunk(2, dim=-1)
+    return asked + to_e, f + to_f
+
+
 def offer(
     drafter: Drafter,
     config: TreeConfig,
@@ -34,8 +43,8 @@ def offer(
 
     ``noise_RXV``: the children's, of coupled drafting. The softmax of log q + T G then stands in for q: how probable a
     token is to be drawn, for one who knows the noise and takes log q for log p up to an error.
-    ``known_RMK``: target ids that level 0 offered at the nodes of the last M rows. Under ``rescore_all`` these rows'
-    log-probs of them are given too, under ``novel_only`` these rows offer others.
+    ``known_RMK``: target ids that level 0 offered at the nodes of the last M rows. Where merging asks, these rows'
+    log-probs of them are given too, or these rows offer others.
     """
     reconsider, num_rows = config.reconsider, f_RXH.shape[1]
     scores_RXV = drafter.logits(f_RXH).float()
@@ -46,9 +55,9 @@ def offer(
     if known_RMK is not None:
         level1_RMV = logps_RXV[:, num_rows - known_RMK.shape[1] :]
         known_ids_RMK = torch.searchsorted(drafter.target_ids, known_RMK)  # exact: only draft tokens are offered
-        if reconsider.merge == "rescore_all":
+        if reconsider.rates_known:
             known_logps_RMK = level1_RMV.gather(2, known_ids_RMK)
-        else:
+        if reconsider.offers_novel:
             level1_RMV.scatter_(2, known_ids_RMK, -torch.inf)
     logps_RXK, ids_RXK = logps_RXV.topk(config.offer_width, dim=-1)
     return Offers(drafter.target_ids[ids_RXK], logps_RXK, logps_RXK[..., 0].exp(), doubt_RX, known_logps_RMK)

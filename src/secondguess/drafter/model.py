@@ -131,6 +131,8 @@ class Drafter(nn.Module):
         self.lm_head = nn.Linear(config.hidden_size, config.draft_vocab_size, bias=False)
         if config.has_self_query:
             self.self_query = nn.Parameter(torch.zeros(config.hidden_size))
+        if config.lens:
+            self.lens = nn.Linear(config.hidden_size, 2 * config.hidden_size, bias=False)
         self.register_buffer("embedding", embedding, persistent=False)
         self.register_buffer("target_ids", target_ids, persistent=False)
         self.rope_rates = rope_rates(config).to(embedding.device)
@@ -204,6 +206,8 @@ def initialise(drafter: Drafter, head_rows: Tensor, final_norm_gain: Tensor, see
             small = name.endswith(("o_proj.weight", "down_proj.weight"))
             p.normal_(0.0, (0.1 if small else 1.0) * p.shape[1] ** -0.5, generator=g)
     drafter.lm_head.weight.copy_(head_rows * final_norm_gain)
+    if drafter.config.lens:
+        drafter.lens.weight.zero_()  # a second look starts as the paper's
     if drafter.config.has_self_query:
         # Zero would be undefined under the input norm; the mean embedding is the most neutral token.
         drafter.self_query.copy_(drafter.embedding.mean(dim=0))

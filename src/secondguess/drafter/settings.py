@@ -39,9 +39,10 @@ OURS = {
     "reconsideration": bool,
     "flags": dict,
     "own_embedding": bool,
+    "lens": bool,
 }
 # Drafters that were written before the block held these are EAGLE-3.1.
-BEFORE: dict[str, Any] = {"flags": FLAGS, "own_embedding": False, "tap_layers": None}
+BEFORE: dict[str, Any] = {"flags": FLAGS, "own_embedding": False, "tap_layers": None, "lens": False}
 
 
 def to_json(config: DrafterConfig, fingerprint: str, notes: dict[str, Any]) -> dict[str, Any]:
@@ -65,6 +66,7 @@ def to_json(config: DrafterConfig, fingerprint: str, notes: dict[str, Any]) -> d
             "target_embedding": fingerprint,
             "reconsideration": config.second_look is not None,
             "second_look": shape["second_look"],
+            "lens": config.lens,
             "flags": {key: shape[key] for key in FLAGS},
             "own_embedding": config.own_embedding,
             "tap_layers": shape["tap_layers"],
@@ -104,7 +106,7 @@ def read_settings(folder: Path) -> tuple[DrafterConfig, dict[str, Any]]:
     return DrafterConfig(
         num_layers=shape.pop("num_hidden_layers"),
         **shape,
-        **{key: ours[key] for key in ("target_num_layers", "own_embedding")},
+        **{key: ours[key] for key in ("target_num_layers", "own_embedding", "lens")},
         second_look=read_second_look(ours, path),
         tap_layers=read_taps(config, ours, path),
         rope_scaling=read_scaling(config, path),

@@ -18,7 +18,7 @@ from torch.nn.utils.rnn import pad_sequence
 from secondguess.config import TreeConfig
 from secondguess.device import upload
 from secondguess.drafter.coupling import coming_noise
-from secondguess.drafter.look import offer, query
+from secondguess.drafter.look import ask, offer
 from secondguess.drafter.model import Drafter
 from secondguess.engine.slots import SlotCache
 from secondguess.engine.speculate import Accepted, Roots
@@ -198,7 +198,7 @@ class Round:
         e_RXH = drafter.embed(rows.tokens_RX)
         if rows.num_level0 < e_RXH.shape[1]:
             again, look = slice(rows.num_level0, None), self.speculator.config.reconsider
-            e_RXH[:, again] = query(drafter, look, e_RXH[:, again], g_RXH[:, again])
+            e_RXH[:, again], g_RXH[:, again] = ask(drafter, look, e_RXH[:, again], g_RXH[:, again])
         f_RXH = self.speculator.run(self.place(rows), e_RXH, g_RXH)
         self.features_RYH = torch.cat([self.features_RYH, f_RXH], dim=1)
         return self.offers(f_RXH, rows.depths_RX, rows.known_tokens_RMK)

@@ -17,7 +17,7 @@ from secondguess.train.recipe import RECIPES, Recipe
 
 # Settings that some methods have no use for.
 LOOK = tuple(f.name for f in fields(SecondLook))
-LEVEL1 = ("level1_weight", "rho", "attach", "carry", "balance", "balance_weight", *LOOK)
+LEVEL1 = ("level1_weight", "rho", "attach", "carry", "balance", "balance_weight", "lens", *LOOK)
 TOP_K = ("top_k", "top_k_weight")
 
 
@@ -65,6 +65,7 @@ class TrainConfig:
         "self_query", "stands where level 0 has the token's embedding"
     )
     query_rope: Literal["same", "next"] = option("same", "position of a second look: its node's own, or one further")
+    lens: bool = option(False, "a second look reads its node's feature through a matrix of its own (not in the paper)")
     eval_every: int = option(200, "steps between evaluations")
     save_every: int = option(100, "steps between resume points")
     accumulate: int = option(1, "batches per step: their gradients add up before the weights move")

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from secondguess.config import SecondLook
-from secondguess.drafter.look import query
+from secondguess.drafter.look import ask
 from secondguess.drafter.model import Drafter
 from secondguess.train.chunks import by_chunks
 from secondguess.train.head import Head, Reading
@@ -46,17 +46,17 @@ def look_again(drafter: Drafter, head: Head, drafts: Drafts, first: Reading, rec
 
 
 def second_features(drafter: Drafter, drafts: Drafts, looked_X: Tensor, reconsider: Reconsider) -> Tensor:
-    """f' [Y, H] = M(query, f), which sees what level 0 saw, level 0's own keys, and itself."""
+    """f' [Y, H] = M(what ``ask`` makes of f), which sees what level 0 saw, level 0's own keys, and itself."""
     look, seen = reconsider.look, drafts.seen.take(looked_X)
     f_YH = lean(drafts.f_XH[looked_X], reconsider.attach)
 
-    def ask(e_YH: Tensor, f_YH: Tensor) -> tuple[Tensor]:
-        return (query(drafter, look, e_YH, f_YH),)
+    def asked(e_YH: Tensor, f_YH: Tensor) -> tuple[Tensor, Tensor]:
+        return ask(drafter, look, e_YH, f_YH)
 
-    (query_YH,) = by_chunks(ask, drafter.config.draft_vocab_size, drafts.e_XH[looked_X], f_YH)
+    e_YH, g_YH = by_chunks(asked, drafter.config.draft_vocab_size, drafts.e_XH[looked_X], f_YH)
     position_Y = drafts.position_X[looked_X] + (1 if look.query_rope == "next" else 0)
     seen = seen if look.see_own_level0 else seen.without_newest()
-    return forward(drafter, query_YH, f_YH, position_Y, seen)[0]
+    return forward(drafter, e_YH, g_YH, position_Y, seen)[0]
 
 
 def lean(f: Tensor, attach: float) -> Tensor:

@@ -27,7 +27,7 @@ def start_drafter(target: HFTarget, config: TrainConfig, counts: Tensor) -> Draf
 
 def new_drafter(target: HFTarget, config: TrainConfig, target_ids: Tensor) -> Drafter:
     """A drafter for ``target`` at its start point."""
-    shape = drafter_config(target.model, config.draft_vocab_size, config.second_look, config.num_layers)
+    shape = drafter_config(target.model, config.draft_vocab_size, config.second_look, config.num_layers, config.lens)
     drafter = Drafter(shape, target.embedding.detach().float().cpu(), target_ids)
     initialise(drafter, head_rows(target.head_weight, target_ids), final_norm_gain(target.model), config.seed)
     return drafter
@@ -36,7 +36,7 @@ def new_drafter(target: HFTarget, config: TrainConfig, target_ids: Tensor) -> Dr
 def warm_drafter(target: HFTarget, config: TrainConfig) -> Drafter:
     """The drafter that ``warm_start`` names, with its vocabulary.
 
-    A self-query that it lacks is a new drafter's, one that the method has no use for is dropped. Raises UserError if
+    What level 1 has of its own and it lacks is a new drafter's, what the method has no use for is dropped. Raises UserError if
     there is no such drafter, or it does not fit the target or the settings.
     """
     embedding = target.embedding.detach().float().cpu()
@@ -47,10 +47,10 @@ def warm_drafter(target: HFTarget, config: TrainConfig) -> Drafter:
     require(
         found.config.tap_layers is None, f"drafter {folder} reads layers of its own: training feeds EAGLE-3's three"
     )
-    drafter = Drafter(replace(found.config, second_look=config.second_look), found.embedding, found.target_ids)
+    drafter = Drafter(replace(found.config, second_look=config.second_look, lens=config.lens), found.embedding, found.target_ids)
     drafter.target_embedding = found.target_embedding
     initialise(drafter, head_rows(target.head_weight, found.target_ids), final_norm_gain(target.model), config.seed)
-    drafter.load_state_dict(found.state_dict(), strict=False)  # only the self-query may differ
+    drafter.load_state_dict(found.state_dict(), strict=False)  # only level 1's own may differ
     return drafter
 
 

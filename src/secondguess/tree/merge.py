@@ -45,6 +45,7 @@ RULES: dict[str, Rule] = {
     "logmean": take_mean,
     "drop": keep_first,
     "novel_only": keep_first,
+    "union": keep_larger,
     "append": keep_first,
 }
 
