@@ -6,6 +6,7 @@ import json
 import os
 import time
 from dataclasses import asdict, replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -87,7 +88,7 @@ def test_dictated_drafts_have_the_steps_and_nodes_of_the_shape() -> None:
     dictated = Dictated()
     dictated.shape = Shape(1, 8, 2, TREE)
     plan = dictated.plan([])
-    pool: list = []
+    pool = SimpleNamespace(scores_RC=torch.zeros(1, 1))
     assert [plan.guide.goes_on(pool) for _ in range(3)] == [True, True, False]  # type: ignore[arg-type]
 
 

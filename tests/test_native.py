@@ -11,11 +11,13 @@ from secondguess.engine.slots import SlotCache
 from secondguess.target import hf, lean
 from secondguess.target.base import causal_rows
 from secondguess.target.hf import HFTarget
+from secondguess.target.load import load_target
 from secondguess.target.native import NativeDecoder
 from secondguess.testing import tiny_drafter, tiny_target
 from secondguess.types import Rows, TargetOut
+from tiny_folder import save_tiny
 
-FORMS = ("float32", "int8", "int4")
+FORMS = ("float32", "bfloat16", "int8", "int4")
 FIELDS = ("hidden_RNH", "taps_RNLH", "logits_RNV")
 
 
@@ -114,6 +116,19 @@ def test_texts_are_plain_decoding_s_in_every_form(form: str, method: str, tmp_pa
     plain = LLM(target, method="ar", max_batch_size=1, max_model_len=64)
     drafter = None if method == "ngram" else tmp_path / "drafter"
     fast = LLM(target, drafter, method=method, tree=tree, max_batch_size=4, max_model_len=64)
+    expected = [o.token_ids for o in plain.generate(prompts, params)]
+    assert [o.token_ids for o in fast.generate(prompts, params)] == expected
+
+
+@pytest.mark.parametrize("dtype", FORMS)
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_texts_of_loaded_targets_whose_layers_are_not_compiled(family: str, dtype: str, tmp_path) -> None:
+    target = load_target(str(save_tiny(tmp_path, family=family) / "target"), dtype)
+    assert (target.spec.mode, target.spec.dtype) == (dtype, torch.float32)
+    prompts = [tokens(5 + i)[i:] for i in range(6)]
+    params = [SamplingParams(temperature=t, seed=i, max_tokens=30, ignore_eos=True) for i, t in enumerate((0, 1) * 3)]
+    plain = LLM(target, method="ar", max_batch_size=1, max_model_len=64)
+    fast = LLM(target, tmp_path / "drafters" / "pr", max_batch_size=4, max_model_len=64)
     expected = [o.token_ids for o in plain.generate(prompts, params)]
     assert [o.token_ids for o in fast.generate(prompts, params)] == expected
 

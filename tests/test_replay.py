@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from secondguess.engine.speculate import Draw
 from secondguess.llm import LLM
 from secondguess.methods import make_speculator, parse_method
 from secondguess.testing import tiny_drafter, tiny_target
+from secondguess.tree.trim import PADDING
 from secondguess.types import DraftTree, SamplingParams, Verdict
 from tiny_folder import tiny_workload
 
@@ -60,12 +61,12 @@ def assert_same(live: CycleTrace, replayed: CycleTrace, row: int) -> None:
     """The row of a batch: the tree in all its fields, and what was accepted. Padding is not compared."""
     nodes = int(live.tree.valid_RN[0].sum())
     assert int(replayed.tree.valid_RN[row].sum()) == nodes
-    for field in fields(DraftTree):
-        a, b = getattr(live.tree, field.name)[0, :nodes], getattr(replayed.tree, field.name)[row, :nodes]
-        if field.name == "scores_RN":
+    for name in PADDING:
+        a, b = getattr(live.tree, name)[0, :nodes], getattr(replayed.tree, name)[row, :nodes]
+        if name == "scores_RN":
             torch.testing.assert_close(a, b, rtol=0, atol=1e-9)
         else:
-            assert torch.equal(a, b), field.name
+            assert torch.equal(a, b), name
     n = int(live.verdict.num_emitted_R[0])
     assert int(replayed.verdict.num_emitted_R[row]) == n
     assert torch.equal(live.verdict.path_RD[0, :n], replayed.verdict.path_RD[row, :n])

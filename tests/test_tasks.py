@@ -133,7 +133,11 @@ def test_every_task_file_is_known_and_says_what_is_needed() -> None:
 @pytest.mark.parametrize(
     ("name", "row", "expected"),
     [
-        ("gsm8k", {"question": "How many?", "answer": "2"}, {"id": "gsm8k/test/7", "turns": ["How many?"]}),
+        (
+            "gsm8k",
+            {"question": "How many?", "answer": "2"},
+            {"id": "gsm8k/test/7", "turns": ["How many?"], "reference": "2"},
+        ),
         (
             "math500",
             {"problem": "$x$", "unique_id": "test/a/1.json"},
@@ -169,12 +173,12 @@ def test_without_a_folder_rows_come_from_the_hub(monkeypatch: pytest.MonkeyPatch
 
     def load_dataset(**where):
         asked.append(where)
-        return [{"question": "How many?"}, {"question": "How few?"}]
+        return [{"question": "How many?", "answer": "#### 2"}, {"question": "How few?", "answer": "1"}]
 
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
     assert load_tasks(["gsm8k"]) == [
-        TaskPrompt("gsm8k", "gsm8k/test/0", ("How many?",)),
-        TaskPrompt("gsm8k", "gsm8k/test/1", ("How few?",)),
+        TaskPrompt("gsm8k", "gsm8k/test/0", ("How many?",), reference="#### 2"),
+        TaskPrompt("gsm8k", "gsm8k/test/1", ("How few?",), reference="1"),
     ]
     assert asked == [{"path": "openai/gsm8k", "name": "main", "split": "test"}]
 

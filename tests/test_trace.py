@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from secondguess.config import TreeConfig
 from secondguess.engine.cycle import CycleTrace
 from secondguess.errors import UserError
 from secondguess.methods import parse_method
+from secondguess.tree.trim import PADDING
 from secondguess.types import DraftTree, Verdict
 from tiny_folder import tiny_workload
 
@@ -87,8 +87,8 @@ def test_a_trace_holds_the_trees_that_eval_saw(command, monkeypatch) -> None:
     for line, (trace, r) in zip(lines, seen, strict=True):
         ours, n = trace_of(line), len(line.tokens)
         assert n == int(trace.tree.valid_RN[r].sum())
-        for field in fields(DraftTree):
-            assert torch.equal(getattr(ours.tree, field.name)[0], getattr(trace.tree, field.name)[r, :n]), field.name
+        for name in PADDING:
+            assert torch.equal(getattr(ours.tree, name)[0], getattr(trace.tree, name)[r, :n]), name
         assert line.path == trace.verdict.path_RD[r, : len(line.path)].tolist()
         assert line.emitted == trace.verdict.tokens_RD[r, : int(trace.verdict.num_emitted_R[r])].tolist()
     rows = json.loads(Path("made.json").read_text())["rows"]

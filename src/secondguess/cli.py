@@ -31,6 +31,8 @@ COMMANDS = {
     "eval": "acceptance of drafters on tasks by replay, without verification or timing",
     "trace": "record every cycle's draft tree on tasks, by replay",
     "tree": "draw one cycle's draft tree of a trace",
+    "quality": "what weights of fewer bits change of a target, beside llama.cpp's",
+    "growth": "a cycle's time against budget, batch, context and draft vocabulary",
     "diagnose": "where a PR drafter fails, and what its second look recovers and breaks",
     "reproduce": "the paper's tables and figures on your target, the paper's row beside yours",
     "prepare": "training data: the target's own answers to your prompts",

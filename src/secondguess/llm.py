@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from secondguess.config import TreeConfig
+from secondguess.device import choose_device
 from secondguess.engine.cycle import CycleTrace, Engine, Watcher
 from secondguess.engine.menu import Menu
 from secondguess.engine.pump import Pump
@@ -42,8 +43,8 @@ class LLM:
     depends on the method. ``others``: methods that a ``Request`` may ask for instead; then one whose drafter fails is
     switched off with a warning, and decoding goes on without it. ``max_model_len``: tokens of prompt and answer
     together; by default all that the target can take, but at most 8192, because room for ``max_batch_size`` such
-    requests is allocated at once. ``dtype`` and ``device`` are for a target that is loaded here; one that is loaded
-    already keeps its own.
+    requests is allocated at once. ``dtype`` and ``device`` (``auto`` takes a GPU if there is one) are for a target that
+    is loaded here; one that is loaded already keeps its own.
 
     Raises UserError when something is unknown or does not fit together.
     """
@@ -59,11 +60,13 @@ class LLM:
         max_batch_size: int = 8,
         max_model_len: int | None = None,
         dtype: str = "float32",
-        device: str = "cpu",
+        device: str = "auto",
     ) -> None:
         if not isinstance(max_batch_size, int) or max_batch_size < 1:
             raise UserError(f"max_batch_size must be a whole number, at least 1, got {max_batch_size!r}")
-        self.target = target if isinstance(target, HFTarget) else run(load_target, str(target), dtype, device)
+        if not isinstance(target, HFTarget):
+            target = run(load_target, str(target), dtype, str(choose_device(device)))
+        self.target = target
         self.method = parse_method(method, tree or TreeConfig())
         same_budget = replace(tree or TreeConfig(), budget=self.method.tree.budget)
         offered = [self.method, *(parse_method(other, same_budget) for other in others)]

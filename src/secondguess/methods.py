@@ -138,13 +138,16 @@ def make_speculator(
         return Ngram(method.tree)
     from secondguess.drafter.adaptive import AdaptiveSpeculator
     from secondguess.drafter.cost_file import find_costs
+    from secondguess.drafter.replayed import ReplayedSpeculator, is_static
     from secondguess.drafter.speculator import EagleSpeculator
+    from secondguess.engine.graphs import usable
     from secondguess.engine.policy import Auto
 
     network = open_drafter(method, target, drafter, loaded)
     tree = method.tree_for(network.config)
     if tree.budget != "auto":
-        return EagleSpeculator(network, tree, num_slots, num_columns)
+        kind = ReplayedSpeculator if usable(target.spec.device) and is_static(tree) else EagleSpeculator
+        return kind(network, tree, num_slots, num_columns)
     policy = Auto(tree, find_costs(target, network, tree, num_slots))
     return AdaptiveSpeculator(network, tree, num_slots, num_columns, policy)
 
@@ -164,7 +167,7 @@ def open_drafter(
         folder = find_drafter(drafter, method.name, target.embedding)
         loaded = {} if loaded is None else loaded
         if folder not in loaded:
-            loaded[folder] = _load_packed(folder, target)
+            loaded[folder] = packed_for_inference(load_examined(folder, target))
         network, name = loaded[folder], f"drafter {folder}"
     else:
         network, name = drafter, "this drafter"
@@ -181,18 +184,18 @@ def check_network(method: Method, config: DrafterConfig, name: str) -> None:
         raise UserError(f"offer_width must be at most {config.draft_vocab_size}, the vocabulary of {name}")
 
 
-def _load_packed(folder: Path, target: HFTarget) -> Drafter:
+def load_examined(folder: Path, target: HFTarget) -> Drafter:
+    """A checkpoint; the log is warned of what does not fit."""
     from secondguess.drafter.checkpoint import load_for
     from secondguess.drafter.checks import examine, warn
 
     drafter = load_for(folder, target)
     warn(folder, examine(folder, drafter, target))
-    pack(drafter)
     return drafter
 
 
-def pack(drafter: Drafter) -> None:
-    """Lay its weights out for the CPU, if that is where they are; there is compiled code for most drafters."""
+def packed_for_inference(drafter: Drafter) -> Drafter:
+    """The same one, which cannot be trained any more: on the CPU in compiled code, where there is some."""
     from secondguess.drafter.native import native_block
     from secondguess.target.linear import can_pack, exact_form, pack_linears
 

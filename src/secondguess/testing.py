@@ -33,6 +33,7 @@ def tiny_target(
     num_layers: int = 8,
     tie: bool = True,
     form: str = "float32",
+    device: str = "cpu",
 ) -> HFTarget:
     """A random ``llama``, ``qwen2``, ``qwen3`` or ``gemma3`` model, 4 heads, 2 K/V heads, no tokenizer.
 
@@ -60,7 +61,7 @@ def tiny_target(
             # transformers' own 0.02 would leave the logits flat and every choice a near-tie.
             if weight.ndim == 2:
                 torch.nn.init.normal_(weight, std=0.5 if "embed" in name else 1.5 / weight.shape[1] ** 0.5)
-    return HFTarget(model, form=form)
+    return HFTarget(model.to(device), form=form)
 
 
 def tiny_drafter(
@@ -85,4 +86,4 @@ def tiny_drafter(
     initialise(drafter, head_rows(target.head_weight, target_ids), final_norm_gain(target.model), seed)
     if lens:
         torch.nn.init.normal_(drafter.lens.weight, std=0.1, generator=generator)
-    return drafter.to(target.spec.dtype).eval().requires_grad_(False)
+    return drafter.to(target.spec.device, target.spec.dtype).eval().requires_grad_(False)

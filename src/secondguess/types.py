@@ -96,6 +96,7 @@ class DraftTree:
     levels_RN: Tensor  # 0: offered by a one-pass feature, 1: created or won by a reconsidered one
     scores_RN: Tensor  # float: path score, sum of edge log-probs (temperature 1)
     valid_RN: Tensor  # bool: False marks padding, always at the end
+    deepest: int | None = field(default=None, kw_only=True)  # no node is deeper; None: the host knows no such number
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +113,7 @@ class Rows:
     columns_RN: Tensor  # int64
     visible_RNW: Tensor  # bool
     column_positions_RW: Tensor  # int64: position of what each column holds (sliding windows are cut by position)
+    slots: tuple[int, ...] | None = None  # ``slots_R`` on the host, if known there: else the device is waited for
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,13 @@ from typing import Any
 
 from secondguess.errors import UserError
 
+MADE = ("id", "turns", "reference")
+
 
 def hub_rows(name: str, hub: Mapping[str, Any], otherwise: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Rows ``{"id", "turns"}``, each with the name of its place.
+    """Rows ``{"id", "turns"}`` and, if it is known, ``"reference"``, each with the name of its place.
 
-    ``hub``: ``id`` and ``turns`` are made of a row's columns (and ``{index}``), everything else goes to
+    ``hub``: ``id``, ``turns`` and ``reference`` are made of a row's columns (and ``{index}``), everything else goes to
     ``datasets.load_dataset``. Raises UserError, ending with ``otherwise``, when that is missing or fails.
     """
     try:
@@ -20,7 +22,7 @@ def hub_rows(name: str, hub: Mapping[str, Any], otherwise: str) -> Iterator[tupl
         raise UserError(
             f"task {name!r} comes from the hub through datasets: pip install datasets, or {otherwise}"
         ) from error
-    where = {key: value for key, value in hub.items() if key not in ("id", "turns")}
+    where = {key: value for key, value in hub.items() if key not in MADE}
     try:
         rows = load_dataset(**where)
     except Exception as error:  # unreachable, gone, renamed: the library raises many kinds
@@ -38,4 +40,5 @@ def convert(row: dict[str, Any], hub: Mapping[str, Any], index: int) -> dict[str
         made = list(row[turns.strip("{}")])
     else:
         made = [template.format_map(columns).strip() for template in turns]
-    return {"id": hub["id"].format_map(columns | {"index": index}), "turns": made}
+    known = {"reference": hub["reference"].format_map(columns)} if "reference" in hub else {}
+    return {"id": hub["id"].format_map(columns | {"index": index}), "turns": made} | known

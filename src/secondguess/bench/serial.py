@@ -10,9 +10,8 @@ from dataclasses import replace
 
 import torch
 
-from secondguess.drafter.speculator import EagleSpeculator
+from secondguess.drafter.speculator import Begin, EagleSpeculator
 from secondguess.engine.cycle import Engine
-from secondguess.engine.speculate import Roots
 from secondguess.tree.grow import grow
 from secondguess.tree.rows import DraftRows, Offers
 from secondguess.types import DraftTree
@@ -21,9 +20,8 @@ from secondguess.types import DraftTree
 class SerialSpeculator(EagleSpeculator):
     """Drafts the trees that ``EagleSpeculator`` does, with a forward more in every step that reconsiders."""
 
-    @torch.inference_mode()
-    def draft(self, roots: Roots) -> DraftTree:
-        root, round_ = self.begin(roots)
+    def grow(self, begin: Begin) -> DraftTree:
+        root, round_ = self.start(begin)
         return grow(self.config, root, in_series(round_.forward))
 
 

@@ -52,6 +52,7 @@ class TaskPrompt:
     id: str
     turns: tuple[str, ...]
     stop: tuple[str, ...] = ()
+    reference: str | None = None  # the right answer, if it is known and a text
 
 
 def load_tasks(
@@ -143,9 +144,11 @@ def parse_row(row: Any, task: str, known: Task | None) -> TaskPrompt:
     if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) and turn.strip() for turn in turns):
         raise ValueError('"turns" must be a list of one or more texts')
     known = known or TASKS.get(str(row.get("benchmark")))
+    reference = row.get("reference") if isinstance(row.get("reference"), str) else None
     if known is None or known.prompt == "{turn}":
-        return TaskPrompt(task, row["id"], tuple(turns), known.stop if known else ())
-    return TaskPrompt(task, row["id"], tuple(known.prompt.replace("{turn}", t.rstrip()) for t in turns), known.stop)
+        return TaskPrompt(task, row["id"], tuple(turns), known.stop if known else (), reference)
+    turns = tuple(known.prompt.replace("{turn}", turn.rstrip()) for turn in turns)
+    return TaskPrompt(task, row["id"], turns, known.stop, reference)
 
 
 def num_rows(rows: Sequence[TaskPrompt], limit: int | None) -> int | None:

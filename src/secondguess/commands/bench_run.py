@@ -26,7 +26,7 @@ from secondguess.errors import UserError, require
 from secondguess.llm import LLM
 from secondguess.methods import Method
 from secondguess.target.hf import HFTarget
-from secondguess.target.load import forms_of
+from secondguess.target.load import WHOLE, forms_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -58,7 +58,7 @@ def make_peers(args: argparse.Namespace, target: HFTarget, longest: int) -> dict
     forms = forms_of(args.target)
     common = {
         "threads": torch.get_num_threads(),
-        "dtype": str(target.spec.dtype).removeprefix("torch."),
+        "dtype": target.spec.mode if target.spec.mode in WHOLE else str(target.spec.dtype).removeprefix("torch."),
         "max_len": min(longest + PEER_ROOM, target.spec.context_len),
     }
     logs, end_ids = Path(tempfile.mkdtemp(prefix="secondguess-peers-")), sorted(target.spec.eos_token_ids)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 T = TypeVar("T", bound="DataclassInstance")
-DTYPES = "float32, float64, bfloat16, float16; of the weights alone: int8, int4 (default: float32)"
+DTYPES = "float32, float64, bfloat16, float16; of weights alone: int8, int4, on a CPU bfloat16 (default: float32)"
 
 
 def add_dataclass(parser: ArgumentParser, cls: type[DataclassInstance], only: Collection[str] | None = None) -> None:

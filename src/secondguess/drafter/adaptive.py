@@ -6,7 +6,7 @@ import torch
 
 from secondguess.config import TreeConfig
 from secondguess.drafter.model import Drafter
-from secondguess.drafter.speculator import EagleSpeculator
+from secondguess.drafter.speculator import EagleSpeculator, take_pairs
 from secondguess.engine.speculate import Plain, Policy, Roots
 from secondguess.tree.grow import grow
 from secondguess.tree.rows import DraftRows, Offers
@@ -41,7 +41,7 @@ class AdaptiveSpeculator(EagleSpeculator):
         """Read what was accepted while nothing was drafted, before it grows into a prompt of its own."""
         behind = [slot for slot in roots.slots if len(self.slots[slot].tokens) >= MOST_BEHIND]
         if behind:
-            self.extend(behind, [self.slots[slot] for slot in behind])
+            self.extend(take_pairs(behind, [self.slots[slot] for slot in behind]))
 
     def learn(self, tree: DraftTree, verdict: Verdict, seconds: float) -> None:
         self.policy.learn(tree, verdict, seconds)

@@ -8,19 +8,21 @@ R requests, E new pairs, X rows of a forward, Y rows of the round, W columns, K 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from secondguess.config import TreeConfig
+from secondguess.device import upload
 from secondguess.drafter.coupling import coming_noise
 from secondguess.drafter.look import ask, offer
 from secondguess.drafter.model import Drafter
 from secondguess.engine.slots import SlotCache
 from secondguess.engine.speculate import Accepted, Roots
+from secondguess.target.attention import FusedAttention
 from secondguess.tree.grow import grow
 from secondguess.tree.rows import DraftRows, Offers, Root
 from secondguess.types import DraftTree, Rows, Verdict
@@ -33,6 +35,29 @@ class Slot:
     num_columns: int
     tokens: Tensor  # int64 [E]
     taps: Tensor  # [E, L, H]
+
+
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """What an extend pass reads of some requests: the pairs that wait there, then padding."""
+
+    slots: tuple[int, ...]
+    slots_R: Tensor  # int64, the same
+    tokens_RE: Tensor  # int64
+    taps_RELH: Tensor
+    start_R: Tensor  # int64: columns committed before
+    counts_R: Tensor  # int64: pairs that are no padding, one at least
+    width: int  # columns that the pass looks at
+    length: int  # columns that will be committed after it, in the request that has most
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """What a draft begins with. All else follows from it on the device."""
+
+    pairs: Pairs
+    roots_R: Tensor  # int64: newest emitted tokens
+    noise_RDV: Tensor | None  # of the tokens to come, where drafting is coupled
 
 
 class EagleSpeculator:
@@ -68,51 +93,54 @@ class EagleSpeculator:
         """Extend over all pairs but the newest, which is left to the first draft: there prompts of all lengths meet."""
         slot = Slot(0, a.tokens[:-1], a.taps_ELH[:-1])
         if len(slot.tokens):
-            self.extend([a.slot], [slot])
+            self.extend(take_pairs([a.slot], [slot]))
         return Slot(slot.num_columns, a.tokens[-1:], a.taps_ELH[-1:])
 
     @torch.inference_mode()
     def draft(self, roots: Roots) -> DraftTree:
-        root, round_ = self.begin(roots)
-        return grow(self.config, root, round_.forward)
+        return self.grow(self.prepare(roots))
 
     def begin(self, roots: Roots) -> tuple[Root, Round]:
         """Extend over what was accepted: what the roots offer, and the round that forwards their descendants."""
-        slots = [self.slots[s] for s in roots.slots]
-        f_root_RH = self.extend(list(roots.slots), slots)
+        return self.start(self.prepare(roots))
+
+    def prepare(self, roots: Roots) -> Begin:
+        """What a draft begins with; the host has nothing to add after that."""
+        pairs = take_pairs(roots.slots, [self.slots[s] for s in roots.slots])
         noise_RDV = self.noise(roots) if self.config.coupled else None
-        round_ = Round(self, list(roots.slots), f_root_RH, [s.num_columns for s in slots], noise_RDV)
-        tokens_R = torch.tensor(roots.tokens, device=round_.features_RYH.device)
-        return Root(tokens_R, round_.root_offers()), round_
+        return Begin(pairs, upload(roots.tokens, pairs.tokens_RE.device), noise_RDV)
+
+    def grow(self, begin: Begin) -> DraftTree:
+        root, round_ = self.start(begin)
+        return grow(self.config, root, round_.forward)
+
+    def start(self, begin: Begin) -> tuple[Root, Round]:
+        round_ = Round(self, begin.pairs, self.extend(begin.pairs), begin.noise_RDV)
+        return Root(begin.roots_R, round_.root_offers()), round_
 
     def noise(self, roots: Roots) -> Tensor | None:
         """What the tokens of this round will be drawn with."""
         lengths = [len(history) for history in roots.histories]
         return coming_noise(roots.draws, lengths, self.config.num_steps + 1, self.drafter.target_ids)
 
-    def extend(self, numbers: list[int], slots: list[Slot]) -> Tensor:
-        """Run M over the waiting pairs with the target's true features; return the newest pair's feature [R, H]."""
-        counts = [len(s.tokens) for s in slots]
-        tokens_RE = pad_sequence([s.tokens for s in slots], batch_first=True)
-        taps_RELH = pad_sequence([s.taps for s in slots], batch_first=True)
+    def extend(self, pairs: Pairs) -> Tensor:
+        """Run M over the pairs with the target's true features; return the newest pair's feature [R, H]."""
+        tokens_RE, device = pairs.tokens_RE, pairs.tokens_RE.device
         R, E = tokens_RE.shape
-        start_R = torch.tensor([s.num_columns for s in slots], device=tokens_RE.device)
-        columns_RE = start_R[:, None] + torch.arange(E, device=tokens_RE.device)
+        columns_RE = pairs.start_R[:, None] + torch.arange(E, device=device)
         # Padding lies after the last pair, where only padding looks and the round's rows overwrite it.
-        columns_W = torch.arange(max(s.num_columns for s in slots) + E, device=tokens_RE.device)
+        columns_W = torch.arange(pairs.width, device=device)
         rows = Rows(
-            slots_R=torch.tensor(numbers, device=tokens_RE.device),
+            slots_R=pairs.slots_R,
             tokens_RN=tokens_RE,
             positions_RN=columns_RE,
             columns_RN=columns_RE,
             visible_RNW=columns_W <= columns_RE[..., None],
             column_positions_RW=columns_W.expand(R, -1),
+            slots=pairs.slots,
         )
-        f_REH = self.run(rows, self.drafter.embed(tokens_RE), self.drafter.fuse(taps_RELH))
-        for slot, count in zip(slots, counts, strict=True):
-            slot.num_columns += count
-            slot.tokens, slot.taps = slot.tokens[count:], slot.taps[count:]
-        return f_REH[torch.arange(R), torch.tensor(counts) - 1]
+        f_REH = self.run(rows, self.drafter.embed(tokens_RE), self.drafter.fuse(pairs.taps_RELH))
+        return f_REH[torch.arange(R, device=device), pairs.counts_R - 1]
 
     def run(self, rows: Rows, e_RXH: Tensor, g_RXH: Tensor) -> Tensor:
         """The block M over rows of the cache: -> post-norm features [R, X, H]."""
@@ -121,10 +149,9 @@ class EagleSpeculator:
 
         def attend(layer: int, q_RXAD: Tensor, k_RXGD: Tensor, v_RXGD: Tensor) -> Tensor:
             k_RGWD, v_RGWD = self.cache.write(layer, rows, k_RXGD.transpose(1, 2), v_RXGD.transpose(1, 2))
-            attended_RAXD = F.scaled_dot_product_attention(
-                q_RXAD.transpose(1, 2), k_RGWD, v_RGWD, attn_mask=rows.visible_RNW[:, None], enable_gqa=True
-            )
-            return attended_RAXD.transpose(1, 2)
+            q_RAXD = q_RXAD.transpose(1, 2)
+            fused = FusedAttention(rows.visible_RNW, q_RAXD, k_RGWD.shape[1])
+            return fused(q_RAXD, k_RGWD, v_RGWD, q_RAXD.shape[-1] ** -0.5)
 
         return self.drafter.block(e_RXH, g_RXH, rows.positions_RN, attend)
 
@@ -133,23 +160,32 @@ class EagleSpeculator:
         return offer(self.drafter, self.config, f_RXH, known_RMK, noise_RXV)
 
 
+def take_pairs(numbers: Sequence[int], slots: Sequence[Slot]) -> Pairs:
+    """The pairs that wait in ``slots``, which are known by ``numbers``. They count as committed from now on."""
+    starts, counts = [s.num_columns for s in slots], [len(s.tokens) for s in slots]
+    table_R3 = upload(list(zip(numbers, starts, counts, strict=True)), slots[0].tokens.device)
+    slots_R, start_R, counts_R = table_R3.unbind(1)
+    tokens_RE = pad_sequence([s.tokens for s in slots], batch_first=True)
+    taps_RELH = pad_sequence([s.taps for s in slots], batch_first=True)
+    for slot, count in zip(slots, counts, strict=True):
+        slot.num_columns += count
+        slot.tokens, slot.taps = slot.tokens[count:], slot.taps[count:]
+    width, length = max(starts) + max(counts), max(s.num_columns for s in slots)
+    return Pairs(tuple(numbers), slots_R, tokens_RE, taps_RELH, start_R, counts_R, width, length)
+
+
 class Round:
     """One draft: the features of its rows, and where they lie in the cache."""
 
     def __init__(
-        self,
-        speculator: EagleSpeculator,
-        numbers: list[int],
-        f_root_RH: Tensor,
-        lengths: list[int],
-        noise_RDV: Tensor | None = None,
+        self, speculator: EagleSpeculator, pairs: Pairs, f_root_RH: Tensor, noise_RDV: Tensor | None = None
     ) -> None:
         """``noise_RDV``: of the tokens at depths 1, 2, ..., where drafting is coupled."""
         self.speculator, self.noise_RDV = speculator, noise_RDV
         self.features_RYH = f_root_RH[:, None]
-        self.slots_R = torch.tensor(numbers, device=f_root_RH.device)
-        self.root_column_R1 = torch.tensor(lengths, device=f_root_RH.device)[:, None] - 1
-        self.max_length = max(lengths)
+        self.slots, self.slots_R = pairs.slots, pairs.slots_R
+        self.root_column_R1 = (pairs.start_R + pairs.counts_R)[:, None] - 1
+        self.max_length = pairs.length
 
     def root_offers(self) -> Offers:
         return self.offers(self.features_RYH, torch.zeros_like(self.root_column_R1))
@@ -191,4 +227,5 @@ class Round:
             columns_RN=self.root_column_R1 + row_X,
             visible_RNW=(in_round_RXW & (row_RW < Y)[:, None]) | (row_RW < 0)[:, None],
             column_positions_RW=columns_W.expand(R, -1),
+            slots=self.slots,
         )

@@ -21,6 +21,7 @@ from secondguess.engine.cycle import Batch, Engine, run_cycle
 from secondguess.engine.sampler_state import start
 from secondguess.engine.sequence import Sequence, TextStream, Timing
 from secondguess.engine.speculate import Draw
+from secondguess.engine.worth import host
 from secondguess.target.base import Target
 from secondguess.tree.candidates import Candidates
 from secondguess.tree.guide import Plan
@@ -70,6 +71,7 @@ class Dictated:
         pass
 
     def goes_on(self, pool: Candidates) -> bool:
+        host(pool.scores_RC)  # a policy looks at them, too, and waits for the device
         self.steps_left -= 1
         return self.steps_left >= 0
 

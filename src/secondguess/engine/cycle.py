@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import pairwise, repeat
+from itertools import repeat
 from time import perf_counter
 
 import torch
 from torch import Tensor
 
+from secondguess.device import upload
+from secondguess.engine.clock import Clock
 from secondguess.engine.logprobs import score
 from secondguess.engine.sampler_state import SamplerState, record
 from secondguess.engine.sampling import choose
@@ -26,6 +28,7 @@ from secondguess.types import DraftTree, Origin, Rows, Totals, Verdict
 
 # Hears of every token as it is chosen: logits [R, V], sampler, positions [R], active [R].
 Watcher = Callable[[Tensor, SamplerState, Tensor, Tensor], None]
+ChooseAt = Callable[[Tensor, Tensor], Tensor]  # see ``walk``
 
 
 @dataclass(slots=True)
@@ -44,6 +47,21 @@ class CycleTrace:
     verdict: Verdict
 
 
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a cycle came to for one request, on the host."""
+
+    tokens: list[int]  # emitted: accepted draft tokens, then the bonus token
+    levels: list[int]  # of the nodes that they come after, the root first
+    num_drafted: int
+    num_refined: int  # of the drafted tokens, those of level 1
+
+
+def as_chosen(tree: DraftTree, choose_at: ChooseAt) -> ChooseAt:
+    """The target's own choices; a measurement may put others in their place."""
+    return choose_at
+
+
 @dataclass(slots=True)
 class Engine:
     """What a cycle needs and keeps. ``last`` is the newest cycle's trace, None if a prefill came after it."""
@@ -52,33 +70,36 @@ class Engine:
     speculator: Speculator
     cache: SlotCache
     watch: Watcher | None = None
+    script: Callable[[DraftTree, ChooseAt], ChooseAt] = as_chosen
     last: CycleTrace | None = field(default=None, repr=False)
     totals: Totals = field(default_factory=Totals)
 
 
 def run_cycle(engine: Engine, batch: Batch) -> None:
     """Draft a tree per request, verify all trees in one forward pass, emit what the target agrees with."""
-    started = perf_counter()
+    clock = Clock(engine.target.spec.device)
+    clock.mark()
     tree = engine.speculator.draft(roots_of(batch.sequences, engine.target.spec.device))
-    drafted = perf_counter()
+    clock.mark()
     rows = verify_rows(tree, batch.sequences)
     out = engine.target.forward(rows, engine.cache)
-    verified = perf_counter()
-    verdict = walk(tree, chooser(out.logits_RNV, rows.positions_RN, batch.sampler, engine.watch))
-    walked = perf_counter()
+    clock.mark()
+    choose_at = chooser(out.logits_RNV, rows.positions_RN, batch.sampler, engine.watch)
+    verdict = walk(tree, engine.script(tree, choose_at))
+    clock.mark()
     engine.cache.compact(
         rows.slots_R,
         rows.columns_RN.gather(1, verdict.path_RD.clamp(min=0)),
         rows.columns_RN[:, 0],
         verdict.num_emitted_R,
     )
-    engine.speculator.accept(accepted_of(verdict, batch.sequences, out.taps_RNLH))
-    steps = [engine.speculator.steps_for(s.slot) for s in batch.sequences]
-    count(tree, verdict, steps, batch.sequences, engine.totals)
-    engine.totals.num_tokens += emit(tree, verdict, batch.sequences, out.logits_RNV)
+    outcomes = outcomes_of(tree, verdict)
+    engine.speculator.accept(accepted_of(outcomes, verdict, batch.sequences, out.taps_RNLH))
+    count(outcomes, engine.speculator, batch.sequences, engine.totals)
+    engine.totals.num_tokens += emit(outcomes, verdict, batch.sequences, out.logits_RNV)
     engine.last = CycleTrace(tree, verdict)
-    engine.speculator.learn(tree, verdict, perf_counter() - started)
-    charge(batch.sequences, (started, drafted, verified, walked, perf_counter()))
+    engine.speculator.learn(tree, verdict, perf_counter() - clock.started)
+    charge(batch.sequences, clock.parts())
 
 
 def roots_of(sequences: list[Sequence], device: torch.device) -> Roots:
@@ -94,27 +115,25 @@ def roots_of(sequences: list[Sequence], device: torch.device) -> Roots:
 
 def verify_rows(tree: DraftTree, sequences: list[Sequence]) -> Rows:
     """Node n of a request lies ``n`` columns after its cached tokens, at the position of its depth."""
-    device = tree.tokens_RN.device
-    cached_R1 = torch.tensor([[s.num_cached] for s in sequences], device=device)
-    num_nodes = tree.tokens_RN.shape[1]
+    device, num_nodes = tree.tokens_RN.device, tree.tokens_RN.shape[1]
+    slots_R1, cached_R1 = upload([(s.slot, s.num_cached) for s in sequences], device).split(1, 1)
     positions_RN = cached_R1 + tree.depths_RN
     columns_W = torch.arange(max(s.num_cached for s in sequences) + num_nodes, device=device)
     node_RW = (columns_W - cached_R1).clamp(0, num_nodes - 1)
     in_prefix_RW, in_tree_RW = columns_W < cached_R1, columns_W < cached_R1 + num_nodes
     above_RNW = ancestors_or_self(tree.parents_RN).gather(2, node_RW[:, None].expand(-1, num_nodes, -1))
     return Rows(
-        slots_R=torch.tensor([s.slot for s in sequences], device=device),
+        slots_R=slots_R1[:, 0],
         tokens_RN=tree.tokens_RN,
         positions_RN=positions_RN,
         columns_RN=cached_R1 + torch.arange(num_nodes, device=device),
         visible_RNW=in_prefix_RW[:, None] | (in_tree_RW[:, None] & above_RNW),
         column_positions_RW=torch.where(in_prefix_RW, columns_W, positions_RN.gather(1, node_RW)),
+        slots=tuple(s.slot for s in sequences),
     )
 
 
-def chooser(
-    logits_RNV: Tensor, positions_RN: Tensor, sampler: SamplerState, watch: Watcher | None
-) -> Callable[[Tensor, Tensor], Tensor]:
+def chooser(logits_RNV: Tensor, positions_RN: Tensor, sampler: SamplerState, watch: Watcher | None) -> ChooseAt:
     """The target's token after each node that is walked, chosen exactly as in plain decoding, and recorded."""
     each_R = torch.arange(len(logits_RNV), device=logits_RNV.device)
 
@@ -129,52 +148,58 @@ def chooser(
     return choose_at
 
 
-def accepted_of(verdict: Verdict, sequences: list[Sequence], taps_RNLH: Tensor) -> list[Accepted]:
+def outcomes_of(tree: DraftTree, verdict: Verdict) -> list[Outcome]:
+    """Of each request. The only time in a cycle that the host waits for the device."""
+    levels_RD = tree.levels_RN.gather(1, verdict.path_RD.clamp(min=0))
+    # A tree's root is valid, at level 0, and no draft.
+    drafted_R, refined_R = tree.valid_RN.sum(1) - 1, (tree.levels_RN * tree.valid_RN).sum(1)
+    counts_R3, d = torch.stack([verdict.num_emitted_R, drafted_R, refined_R], 1), levels_RD.shape[1]
+    table = torch.cat([counts_R3, verdict.tokens_RD, levels_RD], 1).tolist()
+    return [Outcome(row[:n], row[d : d + n], drafted, refined) for n, drafted, refined, *row in table]
+
+
+def accepted_of(
+    outcomes: list[Outcome], verdict: Verdict, sequences: list[Sequence], taps_RNLH: Tensor
+) -> list[Accepted]:
     """What the speculator hears: each request's new tokens, with the taps of the nodes that they come after."""
-    counts = verdict.num_emitted_R.tolist()
+    each_R1 = torch.arange(len(sequences), device=taps_RNLH.device)[:, None]
+    taps_RDLH = taps_RNLH[each_R1, verdict.path_RD.clamp(min=0)]
+    lengths = [len(outcome.tokens) for outcome in outcomes]
     return [
-        Accepted(s.slot, verdict.tokens_RD[r, :n], taps_RNLH[r, verdict.path_RD[r, :n]])
-        for r, (s, n) in enumerate(zip(sequences, counts, strict=True))
+        Accepted(s.slot, verdict.tokens_RD[r, :n], taps_RDLH[r, :n])
+        for r, (s, n) in enumerate(zip(sequences, lengths, strict=True))
     ]
 
 
-def count(tree: DraftTree, verdict: Verdict, steps: list[int], sequences: list[Sequence], totals: Totals) -> None:
-    """What was drafted for each request, and what it accepted. A tree's root is valid, at level 0, and no draft.
-
-    ``steps``: forwards of the drafter, of each request's draft.
-    """
-    drafted_R = tree.valid_RN.sum(1) - 1
-    refined_R = (tree.levels_RN * tree.valid_RN).sum(1)
-    on_path_RD = torch.arange(verdict.path_RD.shape[1], device=drafted_R.device) < verdict.num_emitted_R[:, None]
-    accepted_refined_R = (tree.levels_RN.gather(1, verdict.path_RD.clamp(min=0)) * on_path_RD).sum(1)
-    table = torch.stack([drafted_R, verdict.num_emitted_R - 1, refined_R, accepted_refined_R], 1).tolist()
-    for s, row, num_steps in zip(sequences, table, steps, strict=True):
-        s.drafting.count(*row, num_steps=num_steps)
-        totals.drafting.count(*row, num_steps=num_steps)
+def count(outcomes: list[Outcome], speculator: Speculator, sequences: list[Sequence], totals: Totals) -> None:
+    """What was drafted for each request, in how many forwards of the drafter, and what it accepted."""
+    for s, o in zip(sequences, outcomes, strict=True):
+        for drafting in (s.drafting, totals.drafting):
+            drafting.count(
+                o.num_drafted, len(o.tokens) - 1, o.num_refined, sum(o.levels), num_steps=speculator.steps_for(s.slot)
+            )
 
 
-def emit(tree: DraftTree, verdict: Verdict, sequences: list[Sequence], logits_RNV: Tensor) -> int:
+def emit(outcomes: list[Outcome], verdict: Verdict, sequences: list[Sequence], logits_RNV: Tensor) -> int:
     """Hand every request its tokens. A draft token's origin is the level of its node; the last one is the bonus.
 
     Returns how many were taken: those after a request's end are not.
     """
     before = sum(len(s.origins) for s in sequences)
-    levels_RD = tree.levels_RN.gather(1, verdict.path_RD.clamp(min=0))
-    rows = zip(verdict.tokens_RD.tolist(), verdict.num_emitted_R.tolist(), levels_RD.tolist(), strict=True)
-    for r, (s, (tokens, n, levels)) in enumerate(zip(sequences, rows, strict=True)):
-        origins: list[Origin] = ["refined" if level else "level0" for level in levels[1:n]]
+    for r, (s, outcome) in enumerate(zip(sequences, outcomes, strict=True)):
+        origins: list[Origin] = ["refined" if level else "level0" for level in outcome.levels[1:]]
         origins.append("bonus")
-        num_best, scored = s.request.params.logprobs, repeat(None)
+        num_best, scored, n = s.request.params.logprobs, repeat(None), len(outcome.tokens)
         if num_best is not None:
             scored = score(logits_RNV[r, verdict.path_RD[r, :n]], verdict.tokens_RD[r, :n], num_best)
-        for token, origin, logprobs in zip(tokens[:n], origins, scored, strict=False):
+        for token, origin, logprobs in zip(outcome.tokens, origins, scored, strict=False):
             s.emit(token, origin, logprobs)
     return sum(len(s.origins) for s in sequences) - before
 
 
-def charge(sequences: list[Sequence], times: tuple[float, ...]) -> None:
-    """Add a cycle's parts to every request that took part. ``times`` are the borders between the parts."""
-    draft, verify, walked, rest = (b - a for a, b in pairwise(times))
+def charge(sequences: list[Sequence], parts: list[float]) -> None:
+    """Add the seconds of a cycle's parts to every request that took part."""
+    draft, verify, walked, rest = parts
     for s in sequences:
         s.timing.draft += draft
         s.timing.verify += verify

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from secondguess.config import TreeConfig
+from secondguess.device import upload
 from secondguess.engine.speculate import Accepted, Roots
 from secondguess.types import DraftTree, Verdict
 
@@ -25,11 +26,12 @@ class Ngram:
         tries = [self._trie(history) for history in roots.histories]
         size = max(map(len, tries))
         pad = [[0, -1, 0, 0]]
-        table_RN4 = torch.tensor([trie + pad * (size - len(trie)) for trie in tries], device=roots.device)
+        table_RN4 = upload([trie + pad * (size - len(trie)) for trie in tries], roots.device)
         tokens_RN, parents_RN, depths_RN, valid_RN = table_RN4.unbind(-1)
         # No probabilities here; the order of entry stands in for a score.
         scores_RN = -torch.arange(size, dtype=torch.float32, device=roots.device).expand_as(tokens_RN)
-        return DraftTree(tokens_RN, parents_RN, depths_RN, torch.zeros_like(tokens_RN), scores_RN, valid_RN == 1)
+        levels_RN, deepest = torch.zeros_like(tokens_RN), self.config.num_steps
+        return DraftTree(tokens_RN, parents_RN, depths_RN, levels_RN, scores_RN, valid_RN == 1, deepest=deepest)
 
     def accept(self, accepted: list[Accepted]) -> None:
         pass

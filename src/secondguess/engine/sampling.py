@@ -119,9 +119,11 @@ def _top_p(scores_SV: Tensor, top_p_S1: Tensor) -> Tensor:
     In float64: some devices' sums depend on the number of rows, and their rounding should not move the boundary.
     """
     log_total_S1 = scores_SV.double().logsumexp(-1, keepdim=True)
-    sorted_ST = scores_SV.topk(min(_HEAD, scores_SV.shape[-1])).values
+    # A GPU sorts sooner than it could say whether a part is enough.
+    num_sorted = scores_SV.shape[-1] if scores_SV.is_cuda else min(_HEAD, scores_SV.shape[-1])
+    sorted_ST = scores_SV.topk(num_sorted).values
     num_kept_S1 = _num_kept(sorted_ST, log_total_S1, top_p_S1)
-    if (num_kept_S1 == sorted_ST.shape[-1]).any():  # the last one to keep may lie further down
+    if num_sorted < scores_SV.shape[-1] and (num_kept_S1 == num_sorted).any():  # the last may lie further down
         sorted_ST = scores_SV.sort(descending=True).values
         num_kept_S1 = _num_kept(sorted_ST, log_total_S1, top_p_S1)
     return _drop_below(scores_SV, sorted_ST.gather(-1, (num_kept_S1 - 1).clamp(min=0)))  # none: no score is a number

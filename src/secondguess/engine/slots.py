@@ -1,11 +1,12 @@
 """K/V of every request, allocated once.
 
 S slots, R requests of a call, N rows, G K/V heads (may differ by layer), C columns, W the first columns that the rows
-look at, D head dimension (may differ by layer).
+look at, D head dimension (may differ by layer), L layers of one shape.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import torch
@@ -31,16 +32,22 @@ class SlotCache:
         self.num_slots = num_slots
         self.num_columns = num_columns
         # Zeros, not empty: a masked column still meets the probabilities (as 0 * value), and 0 * nan is nan.
-        self._k = [torch.zeros(num_slots, g, num_columns, d, dtype=dtype, device=device) for g, d in layer_shapes]
-        self._v = [torch.zeros_like(k) for k in self._k]
+        # One tensor for all layers of a shape, K and V of each: what moves in all of them moves at once.
+        self._stores = {
+            (g, d): torch.zeros(number, 2, num_slots, g, num_columns, d, dtype=dtype, device=device)
+            for (g, d), number in Counter(layer_shapes).items()
+        }
+        rest = {shape: iter(store_L2SGCD) for shape, store_L2SGCD in self._stores.items()}
+        pairs = (next(rest[shape]) for shape in layer_shapes)
+        self._layers = [(store_2SGCD[0], store_2SGCD[1]) for store_2SGCD in pairs]
 
     @property
     def bytes(self) -> int:
-        return sum(t.nbytes for t in (*self._k, *self._v))
+        return sum(store.nbytes for store in self._stores.values())
 
     def stores(self, layer: int) -> tuple[Tensor, Tensor]:
         """All K and V of a layer, [S, G, C, D] each, contiguous."""
-        return self._k[layer], self._v[layer]
+        return self._layers[layer]
 
     def write(self, layer: int, rows: Rows, k_RGND: Tensor, v_RGND: Tensor) -> tuple[Tensor, Tensor]:
         """Store the rows' K/V, then return the first W columns of the rows' slots, [R, G, W, D] each.
@@ -48,9 +55,9 @@ class SlotCache:
         These are views while the slots are consecutive, so read them before the next write.
         """
         width = rows.visible_RNW.shape[-1]
-        slots = _range_of(rows.slots_R)
+        slots = _range_of(rows)
         read = []
-        for store_SGCD, new_RGND in ((self._k[layer], k_RGND), (self._v[layer], v_RGND)):
+        for store_SGCD, new_RGND in zip(self._layers[layer], (k_RGND, v_RGND), strict=True):
             # Two index tensors around a slice put the indexed dimensions first: [R, N, G, D].
             store_SGCD[rows.slots_R[:, None], :, rows.columns_RN] = new_RGND.transpose(1, 2)
             read.append(store_SGCD[slots, :, :width])
@@ -59,20 +66,18 @@ class SlotCache:
     def compact(self, slots_R: Tensor, source_RN: Tensor, start_R: Tensor, count_R: Tensor) -> None:
         """In every layer move columns ``source_RN[r, :count_R[r]]`` to ``start_R[r], start_R[r] + 1, ...``.
 
-        All int64. The columns may overlap: everything is read before anything is written.
+        All int64. The columns may overlap: everything is read before anything is written. There must be N columns from
+        ``start_R`` on; those past the count are copied to where they are, so that no shape depends on it.
         """
-        n = source_RN.shape[1]
-        offset_N = torch.arange(n, device=source_RN.device)
-        used_RN = offset_N < count_R[:, None]
-        r, i = used_RN.nonzero(as_tuple=True)
-        slot, source, goal = slots_R[r], source_RN[r, i], start_R[r] + i
-        for store_SGCD in (*self._k, *self._v):
-            store_SGCD[slot, :, goal] = store_SGCD[slot, :, source]
+        offset_N = torch.arange(source_RN.shape[1], device=source_RN.device)
+        goal_RN = start_R[:, None] + offset_N
+        source_RN = torch.where(offset_N < count_R[:, None], source_RN, goal_RN)
+        for store_L2SGCD in self._stores.values():
+            store_L2SGCD[:, :, slots_R[:, None], :, goal_RN] = store_L2SGCD[:, :, slots_R[:, None], :, source_RN]
 
 
-def _range_of(slots_R: Tensor) -> slice | Tensor:
+def _range_of(rows: Rows) -> slice | Tensor:
     """Consecutive slots as a slice, whose read is a view; others stay as they are, and are copied."""
-    first, count = int(slots_R[0]), len(slots_R)
-    if count == 1 or torch.equal(slots_R, torch.arange(first, first + count, device=slots_R.device)):
-        return slice(first, first + count)
-    return slots_R
+    slots = rows.slots or tuple(rows.slots_R.tolist())
+    first, end = slots[0], slots[0] + len(slots)
+    return slice(first, end) if slots == tuple(range(first, end)) else rows.slots_R

@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from secondguess.device import upload
 from secondguess.engine.sampler_state import GREEDY_BELOW
 from secondguess.tree.guide import Plan
 from secondguess.types import AS_USUAL, DraftTree, Speculation, Verdict
@@ -91,9 +92,9 @@ class Plain:
     """No speculation: a tree of roots alone. Plain decoding is the same cycle with this speculator."""
 
     def draft(self, roots: Roots) -> DraftTree:
-        tokens_R1 = torch.tensor(roots.tokens, device=roots.device)[:, None]
+        tokens_R1 = upload(roots.tokens, roots.device)[:, None]
         zeros_R1 = torch.zeros_like(tokens_R1)
-        return DraftTree(tokens_R1, zeros_R1 - 1, zeros_R1, zeros_R1, zeros_R1.float(), zeros_R1 == 0)
+        return DraftTree(tokens_R1, zeros_R1 - 1, zeros_R1, zeros_R1, zeros_R1.float(), zeros_R1 == 0, deepest=0)
 
     def accept(self, accepted: list[Accepted]) -> None:
         pass

@@ -29,7 +29,7 @@ from secondguess.drafter.shipped import find_drafter
 from secondguess.drafter.speculator import EagleSpeculator
 from secondguess.engine.speculate import GREEDY, Accepted, Roots
 from secondguess.errors import UserError, did_you_mean, require
-from secondguess.methods import WITH_DRAFTER, check_network, pack, parse_method
+from secondguess.methods import WITH_DRAFTER, check_network, packed_for_inference, parse_method
 from secondguess.target.base import default_tap_layers
 from secondguess.tree.branch import best_branch
 
@@ -68,7 +68,7 @@ class BranchProposer:
         folder = find_drafter(self.options.drafter, self.method.name, embedding)
         drafter = load_drafter(folder, embedding, num_layers).requires_grad_(False)
         check_network(self.method, drafter.config, f"drafter {folder}")
-        pack(drafter)
+        packed_for_inference(drafter)
         layers = drafter.config.tap_layers or default_tap_layers(num_layers)
         drafter.tap_index = tuple(range(len(layers)))
         self.taps, self.device = Taps(body.layers, layers), embedding.device

@@ -1,6 +1,6 @@
 """The attention function that transformers models call, over the slot cache.
 
-R requests, H heads, G K/V heads, N rows, W columns, D head dimension.
+R requests, H heads, G K/V heads, N rows, W columns, D head dimension, M = H / G * N.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from secondguess.target.stable import StableAttention
 from secondguess.types import Rows
 
 NAME = "secondguess"
+CHUNK = 1024  # rows at once, so that a long prompt's mask stays small
 Attend = Callable[[Tensor, Tensor, Tensor, float], Tensor]  # q, k, v, scale -> [R, N, H, D]
 
 
@@ -43,7 +44,7 @@ class Step:
         rows, visible_RNW = self.rows, within_window(self.rows, window)
         if q_RHND.device.type == "cpu" and q_RHND.dtype in (torch.float32, torch.float64):
             return StableAttention(visible_RNW, rows.column_positions_RW, q_RHND, g)
-        return FusedAttention(visible_RNW)
+        return FusedAttention(visible_RNW, q_RHND, g)
 
 
 def within_window(rows: Rows, window: int | None) -> Tensor:
@@ -56,16 +57,34 @@ def within_window(rows: Rows, window: int | None) -> Tensor:
 
 
 class FusedAttention:
-    """PyTorch's own attention: fast on a GPU and in half precision, rounding depends on the number of rows."""
+    """PyTorch's own attention: fast on a GPU and in half precision, rounding depends on the number of rows.
 
-    def __init__(self, visible_RNW: Tensor) -> None:
-        self._visible_R1NW = visible_RNW[:, None]
+    Heads that share K/V are taken as more rows of one head, in groups of S = H / G. Told of shared K/V instead, those
+    of PyTorch's kernels that take a mask would have K/V repeated for every head.
+    """
+
+    def __init__(self, visible_RNW: Tensor, q_RHND: Tensor, g: int) -> None:
+        """``q_RHND`` only tells its shape and type."""
+        self._visible_RNW, self._group, self._dtype = visible_RNW, q_RHND.shape[1] // g, q_RHND.dtype
+        self._whole = self._bias(visible_RNW) if visible_RNW.shape[1] <= CHUNK else None
+
+    def _bias(self, visible_RNW: Tensor) -> Tensor:
+        """[R, 1, S N, W], added to the scores; made once for all layers, where a mask would be turned into it anew."""
+        bias_RNW = torch.zeros_like(visible_RNW, dtype=self._dtype).masked_fill_(~visible_RNW, -torch.inf)
+        return bias_RNW[:, None].repeat(1, 1, self._group, 1)
 
     def __call__(self, q_RHND: Tensor, k_RGWD: Tensor, v_RGWD: Tensor, scale: float) -> Tensor:
-        out_RHND = F.scaled_dot_product_attention(
-            q_RHND, k_RGWD, v_RGWD, attn_mask=self._visible_R1NW, scale=scale, enable_gqa=True
-        )
-        return out_RHND.transpose(1, 2)
+        """[R, N, H, D]."""
+        if self._whole is not None:
+            return self._attend(q_RHND, k_RGWD, v_RGWD, self._whole, scale)
+        parts = zip(q_RHND.split(CHUNK, 2), self._visible_RNW.split(CHUNK, 1), strict=True)
+        return torch.cat([self._attend(q, k_RGWD, v_RGWD, self._bias(visible), scale) for q, visible in parts], 1)
+
+    def _attend(self, q_RHND: Tensor, k_RGWD: Tensor, v_RGWD: Tensor, bias_R1MW: Tensor, scale: float) -> Tensor:
+        (r, h, n, d), g = q_RHND.shape, k_RGWD.shape[1]
+        q_RGMD = q_RHND.reshape(r, g, -1, d)
+        out_RGMD = F.scaled_dot_product_attention(q_RGMD, k_RGWD, v_RGWD, attn_mask=bias_R1MW, scale=scale)
+        return out_RGMD.reshape(r, h, n, d).transpose(1, 2)
 
 
 def _attention(

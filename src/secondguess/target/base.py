@@ -77,6 +77,7 @@ def causal_rows(slots_R: Tensor, tokens_RN: Tensor) -> Rows:
         columns_RN=index_RN,
         visible_RNW=torch.ones(n, n, dtype=torch.bool, device=tokens_RN.device).tril().expand(r, n, n),
         column_positions_RW=index_RN,
+        slots=tuple(slots_R.tolist()),
     )
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
+from secondguess.engine.graphs import usable
 from secondguess.engine.slots import SlotCache
 from secondguess.errors import UserError
 from secondguess.kernels.build import sources_digest
@@ -25,9 +26,10 @@ from secondguess.target.fingerprint import model_fingerprint, weights_fingerprin
 from secondguess.target.lean import LeanDecoder, fits
 from secondguess.target.linear import can_pack, head_form, pack_linears, packed
 from secondguess.target.native import NativeDecoder, compiles
+from secondguess.target.replayed import SPARE, ReplayedForward
 from secondguess.types import Rows, TargetOut
 
-# Linear layers round one row alone differently (see ``linear``), and take longer for one than for four.
+# On the CPU, linear layers round one row alone differently (see ``linear``), and take longer for one than for four.
 MIN_ROWS = 4
 FAMILIES = ("llama", "qwen2", "qwen3", "gemma3_text", "smollm3")
 
@@ -71,6 +73,7 @@ class HFTarget:
         self._softcap: float | None = getattr(model.config, "final_logit_softcapping", None)
         self._body = body_of(model, form)
         self._body.decoder.tap(self.spec.tap_layers)
+        self._replayed = ReplayedForward(self._pass) if usable(self.spec.device) else None
 
     @property
     def forward_id(self) -> str:
@@ -92,12 +95,17 @@ class HFTarget:
 
     def new_cache(self, num_slots: int, num_columns: int) -> SlotCache:
         """``num_columns``: the longest text plus the rows of one pass."""
-        spec = self.spec
-        return SlotCache(num_slots, num_columns, spec.layer_shapes, spec.dtype, spec.device)
+        spec, spare = self.spec, SPARE if self._replayed else 0
+        return SlotCache(num_slots, num_columns + spare, spec.layer_shapes, spec.dtype, spec.device)
 
     @torch.no_grad()  # not inference_mode: a trainer may use the result
     def forward(self, rows: Rows, cache: SlotCache, last_only: bool = False) -> TargetOut:
-        """See ``Target.forward``."""
+        """See ``Target.forward``. On a GPU, what it returns may hold until the next call with this cache alone."""
+        if self._replayed and not last_only and self._replayed.takes(rows):
+            return self._replayed(rows, cache, len(self.spec.tap_layers))
+        return self._pass(rows, cache, last_only)
+
+    def _pass(self, rows: Rows, cache: SlotCache, last_only: bool = False) -> TargetOut:
         n = rows.tokens_RN.shape[1]
         rows = _at_least(rows, self._body.min_rows)
         step = attention.Step(rows, cache)
@@ -129,7 +137,8 @@ def body_of(model: Any, form: str) -> Body:
     if fits(model) and compiles(model):
         return Body(NativeDecoder(model, form), CompactLinear(head, head_form(head, form)), 1)
     decoder = LeanDecoder(model, partial(packed, form=form)) if fits(model) else GenericDecoder(model, form)
-    return Body(decoder, packed(head, head_form(head, form)), MIN_ROWS)
+    on_cpu = model.device.type == "cpu"
+    return Body(decoder, packed(head, head_form(head, form)), MIN_ROWS if on_cpu else 1)
 
 
 class GenericDecoder:

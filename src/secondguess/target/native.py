@@ -70,11 +70,12 @@ def compiled(layer: Any, form: str) -> CompiledLayer:
 
 
 def compiles(model: Any) -> bool:
-    """Whether there is compiled code for a model that ``lean.fits``: float32, and sizes that fill its vectors."""
+    """Whether there is compiled code for a model that ``lean.fits``: float32, on the CPU, sizes that fill vectors."""
+    if model.dtype != torch.float32 or model.device.type != "cpu":
+        return False
     heads = {layer.self_attn.head_dim for layer in model.base_model.layers}
     try:
-        whole = all(whole_vectors(head_dim, model.config.intermediate_size) for head_dim in heads)
+        return all(whole_vectors(head_dim, model.config.intermediate_size) for head_dim in heads)
     except BuildError as error:
         logging.getLogger(__name__).info("no compiled layers: %s", error)
         return False
-    return whole and model.dtype == torch.float32

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from secondguess.device import upload
 from secondguess.tree.candidates import Candidates, depth_of, parent_of, token_of
 from secondguess.tree.select import order_by
 from secondguess.types import DraftTree
@@ -21,7 +22,10 @@ def cut(pool: Candidates, level1_RY: Tensor, budgets: Sequence[int], falling: bo
     already: of two equal scores the shallower node comes first.
     """
     num_candidates, num_nodes = pool.keys_RC.shape[1], 1 + max(budgets)
-    budget_R1 = torch.tensor(budgets, device=pool.keys_RC.device)[:, None]
+    if len(set(budgets)) == 1:
+        budget_R1 = torch.full_like(pool.keys_RC[:, :1], budgets[0])
+    else:
+        budget_R1 = upload(budgets, pool.keys_RC.device)[:, None]
     index_RN = (best_of_all if falling else best_by_turns)(pool, budget_R1, num_nodes)
     index_RN = index_RN.sort(dim=1).values[:, :num_nodes]
     index_RN = pad(index_RN, (0, num_nodes - index_RN.shape[1]), value=num_candidates)

@@ -49,7 +49,8 @@ def grow(
         pool = absorb(pool, rows, grown, hesitant, offers, reconsider)
         waiting = wait(waiting, forwarded(grown, rows), offers, reconsider.pool)
     level1_RY = ~lineage_RYY.diagonal(dim1=1, dim2=2)
-    return cut(pool, level1_RY, guide.budgets(pool), falling=reconsider.propagate)
+    tree = cut(pool, level1_RY, guide.budgets(pool), falling=reconsider.propagate)
+    return replace(tree, deepest=config.num_steps)
 
 
 def advance(config: TreeConfig, pool: Candidates, waiting: Waiting, offers: Offers, lineage_RYY: Tensor) -> Picks:

@@ -17,6 +17,17 @@ def child_with(tree: DraftTree, nodes_R: Tensor, tokens_R: Tensor) -> Tensor:
     return torch.where(found_R & (nodes_R >= 0), child_R, -1)
 
 
+def longest_path(tree: DraftTree) -> int:
+    """Nodes of the longest path that there can be."""
+    num_nodes = tree.tokens_RN.shape[1]
+    return num_nodes if tree.deepest is None else min(num_nodes, tree.deepest + 1)
+
+
+def may_wait(tree: DraftTree) -> bool:
+    """Whether to ask at each depth if a path goes on. A GPU does a few needless choices before it could answer."""
+    return tree.deepest is None or not tree.tokens_RN.is_cuda
+
+
 def walk(tree: DraftTree, choose_at: Callable[[Tensor, Tensor], Tensor]) -> Verdict:
     """Descend from the root while a child carries the node's token; the first miss is the bonus token.
 
@@ -26,7 +37,10 @@ def walk(tree: DraftTree, choose_at: Callable[[Tensor, Tensor], Tensor]) -> Verd
     """
     node_R = torch.zeros_like(tree.tokens_RN[:, 0])
     path, tokens = [], []
-    while bool((active_R := node_R >= 0).any()):
+    for _ in range(longest_path(tree)):
+        active_R = node_R >= 0
+        if may_wait(tree) and not bool(active_R.any()):
+            break
         token_R = choose_at(node_R.clamp(min=0), active_R)
         path.append(node_R)
         tokens.append(torch.where(active_R, token_R, -1))

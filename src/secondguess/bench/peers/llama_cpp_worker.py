@@ -16,7 +16,18 @@ FILE_TYPES = {"F32": "LLAMA_FTYPE_ALL_F32", "Q4_0": "LLAMA_FTYPE_MOSTLY_Q4_0", "
 def start(config: dict[str, Any]) -> Decode:
     path = requantised(Path(config["model"]), config["quantization"], Path(config["cache"]))
     threads, room = config["threads"], config["max_len"]
-    llm = llama_cpp.Llama(str(path), n_ctx=room, n_batch=512, n_threads=threads, n_threads_batch=threads, verbose=False)
+    llm = llama_cpp.Llama(
+        str(path),
+        n_ctx=room,
+        n_batch=512,
+        n_threads=threads,
+        n_threads_batch=threads,
+        logits_all=config.get("logits_all", False),
+        verbose=False,
+    )
+
+    def answer(request: dict[str, Any]) -> dict[str, Any]:
+        return show_logits(llm, request) if "logits_file" in request else decode(request)
 
     def decode(request: dict[str, Any]) -> dict[str, Any]:
         began, times, tokens = time.perf_counter(), [], []
@@ -28,7 +39,15 @@ def start(config: dict[str, Any]) -> Decode:
         llm.reset()  # the next request may share a prefix, and would be spared its prefill
         return {"token_ids": tokens, "prefill_s": times[0] - began, "decode_s": times[-1] - times[0]}
 
-    return decode
+    return answer
+
+
+def show_logits(llm: llama_cpp.Llama, request: dict[str, Any]) -> dict[str, Any]:
+    llm.reset()
+    llm.eval(request["text_ids"])
+    llm.scores[request["first"] : llm.n_tokens].tofile(request["logits_file"])
+    llm.reset()
+    return {}
 
 
 def requantised(source: Path, quantization: str | None, cache: Path) -> Path:

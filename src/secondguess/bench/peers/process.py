@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import subprocess
+import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from secondguess.types import Output, SamplingParams, Stats
 
@@ -39,9 +42,14 @@ class Peer:
             self._process.wait()
             self._process = None
 
+    def logits(self, ids: Sequence[int], first: int) -> np.ndarray:
+        """float32 [T - first, V]: after each of the T ``ids`` from number ``first`` on, if the worker shows them."""
+        with tempfile.TemporaryDirectory(prefix="secondguess-logits-") as folder:
+            file = Path(folder) / "logits"
+            self._ask({"text_ids": list(ids), "first": first, "logits_file": str(file)})
+            return np.fromfile(file, np.float32).reshape(len(ids) - first, -1)
+
     def _decode(self, ids: Sequence[int], params: SamplingParams) -> Output:
-        if self._process is None:
-            self._start()
         request = {"prompt_ids": list(ids), "max_new_tokens": params.max_tokens, "end_ids": self._end_ids}
         answer = self._ask(request)
         self.peak_memory_bytes = answer["peak_memory_bytes"]
@@ -58,6 +66,8 @@ class Peer:
             raise
 
     def _ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        if self._process is None:
+            self._start()
         assert self._process is not None
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):  # then there is no answer, either

@@ -4,7 +4,8 @@ A worker is a script that gets one JSON argument and then talks in JSON lines: i
 {...}}``, takes ``{"prompt_ids", "max_new_tokens", "end_ids"}`` and answers ``{"token_ids", "prefill_s", "decode_s",
 "peak_memory_bytes"}`` or ``{"error"}``. ``decode_s`` runs from the first new token to the last. A worker whose first
 step may yield several tokens says how many: ``num_first``. An engine that drafts may add ``num_cycles``,
-``num_drafted`` and ``num_accepted``.
+``num_drafted`` and ``num_accepted``. Some workers also take ``{"text_ids", "first", "logits_file"}`` and write there,
+as raw float32, the logits after each token from ``first`` on.
 """
 
 from __future__ import annotations
