@@ -250,7 +250,7 @@ class LLM:
             return None
         tokens, origins, logprobs = s.new_tokens()
         output = self._output(s) if s.finish_reason else None
-        return Delta(tokens, origins, s.new_text(), s.finish_reason, output, logprobs)
+        return Delta(tokens, origins, s.new_text(), s.finish_reason, output, logprobs, s.new_traces())
 
     def _output(self, s: Sequence) -> Output:
         assert s.finish_reason is not None
