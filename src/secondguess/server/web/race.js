@@ -74,6 +74,7 @@ export class Race {
   }
 
   async run(prompt) {
+    if (this.#running) return;
     const messages = [{ role: "user", content: prompt }];
     const seed = Math.floor(Math.random() * 2 ** 32);
     this.#lanes = racers().map((name) => {

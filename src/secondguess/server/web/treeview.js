@@ -84,20 +84,21 @@ export class TreeView {
   }
 
   #show() {
-    const cycle = this.#answer?.cycles[this.#index];
+    if (!this.#answer) return;
     this.#showMeters();
+    this.#showPlace();
+    const cycle = this.#answer.cycles[this.#index];
     byId("pause").textContent = this.#following || this.#replay ? "Pause" : "Play";
     byId("pause").disabled = byId("cycle").disabled = !cycle;
-    if (!cycle || cycle === this.#drawn) return this.#showPlace();
+    if (!cycle || cycle === this.#drawn) return;
     this.#drawn = cycle;
-    this.#showPlace();
     const said = describe(cycle);
     byId("said").textContent = said;
     byId("drawing").replaceChildren(draw(cycle, this.#answer.method, said));
   }
 
   #showPlace() {
-    const count = this.#answer?.cycles.length ?? 0;
+    const count = this.#answer.cycles.length;
     byId("which").value = count ? `cycle ${this.#index + 1} of ${count}` : "no cycle yet";
     Object.assign(byId("cycle"), { max: Math.max(count, 1), value: this.#index + 1 });
   }
