@@ -350,7 +350,7 @@ def test_the_official_client(llm: LLM, text: str) -> None:
     with listening(app) as url:
         client = openai.OpenAI(base_url=f"{url}/v1", api_key="secret", max_retries=0)
         assert [model.id for model in client.models.list()] == ["tiny"]
-        extra = {"ignore_eos": True}
+        extra = {"ignore_eos": True, "speculation": {"method": "pr"}}
         whole = client.completions.create(model="tiny", prompt="hello", max_tokens=24, seed=7, extra_body=extra)
         assert whole.choices[0].text == text
         assert whole.usage.completion_tokens == 24
