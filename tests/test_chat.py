@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import sys
 from pathlib import Path
 
@@ -70,7 +71,7 @@ def test_methods_are_chosen_and_write_the_same(tiny: Path, monkeypatch, capsys) 
     assert talk(tiny, monkeypatch, piped(*lines)) == 0
     out = capsys.readouterr().out
     assert out.count(expected(tiny, "hello")[0]) == 3
-    assert "ar guesses; there are also pr, eagle3.1, ngram" in out or "ar guesses; there are also" in out
+    assert "ar guesses; there are also eagle3.1, ngram, pr" in out
     assert out.count("tau 1.00  level 0: 0  refined: 0  bonus: 16") >= 1
 
 
@@ -78,7 +79,7 @@ def test_trees_are_drawn(tiny: Path, monkeypatch, capsys) -> None:
     assert talk(tiny, monkeypatch, piped("hello", "/tree 1", "/tree")) == 0
     out = capsys.readouterr().out
     assert "cycle 1 of " in out
-    assert out.count("newest token") == out.count(" bonus\n") == 2
+    assert out.count("newest token") == len(re.findall(" bonus *\n", out)) == 2
     assert "% " in out
 
 
@@ -101,7 +102,7 @@ def test_a_mistake_ends_piped_input_and_not_a_terminals(tiny: Path, monkeypatch,
     assert talk(tiny, monkeypatch, stdin) == 0
     out = " ".join(capsys.readouterr().out.split())
     assert " ".join(said.split()) in out
-    assert expected(tiny, "still here")[0].split()[-1] in out or len(lines) > 1
+    assert " tokens/s tau " in out, "the last line is answered"
 
 
 def test_a_terminal_has_a_prompt_and_help(tiny: Path, monkeypatch, capsys) -> None:
