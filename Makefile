@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow check bench
+.PHONY: help setup demo test test-slow check bench clients
 
 BIN := .venv/bin
 BENCH := smollm2-135m --method ar,eagle3.1,pr --tasks gsm8k,mt_bench,humaneval --limit 3 --max-new-tokens 64
@@ -26,3 +26,6 @@ check: setup ## lint, format and types
 
 bench: setup ## a small benchmark (SECONDGUESS_DATA names its data); another: make bench BENCH="TARGET --tasks FILE"
 	$(BIN)/secondguess bench $(BENCH)
+
+clients: setup ## other people's clients against our server, in environments of their own (CLIENTS="schemathesis soak")
+	$(BIN)/python scripts/clients.py $(CLIENTS)

@@ -1,16 +1,14 @@
 """The page in a headless Chromium: type, stream, stop, race, tree, keyboard, phone, key.
 
-Needs the extra ``browser`` and a Chromium; SECONDGUESS_PICTURES names a folder for screenshots.
+Needs the extra ``browser`` and a Chromium.
 """
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -71,11 +69,6 @@ def opened(browser: Browser, url: str, **options: Any) -> Iterator[Page]:
     yield page
     page.close()
     assert troubles == []
-
-
-def picture(page: Page, name: str) -> None:
-    if folder := os.environ.get("SECONDGUESS_PICTURES"):
-        page.screenshot(path=Path(folder) / f"{name}.png")
 
 
 def settle(page: Page, **fields: str) -> None:
