@@ -75,6 +75,12 @@ def test_methods_are_chosen_and_write_the_same(tiny: Path, monkeypatch, capsys) 
     assert out.count("tau 1.00  level 0: 0  refined: 0  bonus: 16") >= 1
 
 
+def test_auto_is_a_budget_for_all_that_have_a_drafter(tiny: Path, monkeypatch, capsys) -> None:
+    monkeypatch.setenv("SECONDGUESS_CACHE", str(tiny / "cache"))
+    assert talk(tiny, monkeypatch, piped("hello", "/method ngram", "/reset", "hello"), "--budget=auto") == 0
+    assert capsys.readouterr().out.count(expected(tiny, "hello")[0]) == 2
+
+
 def test_trees_are_drawn(tiny: Path, monkeypatch, capsys) -> None:
     assert talk(tiny, monkeypatch, piped("hello", "/tree 1", "/tree")) == 0
     out = capsys.readouterr().out

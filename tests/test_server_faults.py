@@ -385,12 +385,12 @@ def test_the_official_client(llm: LLM, text: str) -> None:
 
 
 @contextmanager
-def served(folder, port: int = 0, *flags: str) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+def served(folder, port: int = 0) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
     if port == 0:
         with socket.socket() as sock:
             sock.bind(("127.0.0.1", 0))
             port = sock.getsockname()[1]
-    command = [sys.executable, "-m", "secondguess", "serve", str(folder / "target"), "--port", str(port), *flags]
+    command = [sys.executable, "-m", "secondguess", "serve", str(folder / "target"), "--port", str(port)]
     drafter = ["--drafter", str(folder / "drafters" / "pr"), "--budget", "12", "--max-model-len", "1024"]
     process = subprocess.Popen([*command, *drafter], env=os.environ | {"SECONDGUESS_API_KEY": "secret"})
     url = f"http://127.0.0.1:{port}"
