@@ -16,7 +16,7 @@ from secondguess.commands.compare import prompt_ids
 from secondguess.target.load import load_target
 from tiny_folder import save_tiny
 
-FLAGS = ("--max-new-tokens=16", "--ignore-eos", "--budget=6", "--num-steps=3", "--top-k=1")
+FLAGS = ("--max-new-tokens=16", "--ignore-eos", "--budget=6", "--num-steps=3")
 
 
 @pytest.fixture(scope="module")
