@@ -1,6 +1,6 @@
 """Long and unruly use of a server: streams of all kinds, a third of which are cancelled; nothing may leak or get stuck.
 
-    scripts/soak.py http://127.0.0.1:8000 --minutes 20
+scripts/soak.py http://127.0.0.1:8000 --minutes 20
 """
 
 from __future__ import annotations

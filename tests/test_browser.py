@@ -183,12 +183,13 @@ def test_accepted_nodes_are_those_of_the_path(page: Page) -> None:
                 tokens: ["a", " b", "c", "\\n", "abcdefghij"], parents: [-1, 0, 0, 2, 1], levels: [0, 0, 1, 0, 1],
                 probabilities: [null, 0.25, 0.5, 1, 0.125], path: [0, 2], bonus: "z",
             };
+            const none = cycle.tokens.map(() => null);
             const nodes = [...draw(cycle, "pr", "label").querySelectorAll(".node")];
             return {
                 layout: layout(cycle), classes: nodes.map((node) => node.getAttribute("class")),
                 texts: nodes.map((node) => node.querySelector("text").textContent),
                 titles: nodes.map((node) => node.querySelector("title").textContent),
-                lookup: draw({ ...cycle, probabilities: Array(5).fill(null) }, "ngram", "").querySelector(".lookup") !== null,
+                lookup: draw({ ...cycle, probabilities: none }, "ngram", "").querySelector(".lookup") !== null,
             };
         }"""
     )
