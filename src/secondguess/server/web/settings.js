@@ -3,6 +3,7 @@
 import { byId, make } from "./dom.js";
 
 const TITLES = { ar: "plain decoding", ngram: "prompt lookup", "eagle3.1": "EAGLE-3.1", pr: "PR", "hass+pr": "HASS + PR" };
+const ORDER = ["ar", "ngram", "eagle3.1", "pr"]; // others come last
 const RACERS = ["ar", "eagle3.1", "pr"];
 
 let methods = {};
@@ -17,7 +18,8 @@ export function offer(info) {
   const own = info.method.split(":")[0];
   byId("model").textContent = info.model;
   byId("max-tokens").max = info.max_model_len;
-  for (const name of Object.keys(methods)) {
+  const rank = (name) => (ORDER.includes(name) ? ORDER.indexOf(name) : ORDER.length);
+  for (const name of Object.keys(methods).sort((a, b) => rank(a) - rank(b))) {
     byId("method").append(new Option(titleOf(name), name, name === own, name === own));
     const box = make("input", { type: "checkbox", value: name });
     box.checked = RACERS.includes(name) || name === own;
@@ -31,9 +33,7 @@ export function method() {
 
 // The methods that race, plain decoding first if it is among them.
 export function racers() {
-  const chosen = [...byId("racers").querySelectorAll("input:checked")].map((box) => box.value);
-  const rank = (name) => (RACERS.includes(name) ? RACERS.indexOf(name) : RACERS.length);
-  return chosen.sort((a, b) => rank(a) - rank(b));
+  return [...byId("racers").querySelectorAll("input:checked")].map((box) => box.value);
 }
 
 // The settings as fields of a request that is answered by ``name``.
