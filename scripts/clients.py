@@ -79,7 +79,7 @@ def lm_eval(call: Call) -> list[list[str]]:
 
 def soak(call: Call) -> list[list[str]]:
     minutes = os.environ.get("MINUTES", "20")
-    return [["python", "scripts/soak.py", call.url, "--pid", str(call.pid), "--minutes", minutes]]
+    return [["python", str(ROOT / "scripts" / "soak.py"), call.url, "--pid", str(call.pid), "--minutes", minutes]]
 
 
 CLIENTS = {
@@ -149,16 +149,16 @@ def run(name: str, tokenizer: Path) -> bool:
     with server(client.server, folder / "server.log") as (url, pid), (folder / "log").open("w") as log:
         for command in client.commands(Call(url, pid, tokenizer, folder)):
             print("$", *command, flush=True)
-            if execute([str(programs / command[0]), *command[1:]], log) != 0:
+            if execute([str(programs / command[0]), *command[1:]], folder, log) != 0:
                 return False
     client.check(folder)
     return True
 
 
-def execute(command: list[str], log: TextIO) -> int:
-    """The exit code. What is printed goes to the log, too."""
+def execute(command: list[str], folder: Path, log: TextIO) -> int:
+    """The exit code of a command that runs in ``folder``. What it prints goes to the log, too."""
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    process = subprocess.Popen(command, cwd=ROOT, env=os.environ | {"HF_HUB_OFFLINE": "1"}, **streams)
+    process = subprocess.Popen(command, cwd=folder, **streams)
     assert process.stdout
     for line in process.stdout:
         print(line, end="", flush=True)
