@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow check bench docs
+.PHONY: help setup demo test test-slow check bench docs clients
 
 BIN := .venv/bin
 BENCH := smollm2-135m --method ar,eagle3.1,pr --tasks gsm8k,mt_bench,humaneval --limit 3 --max-new-tokens 64
@@ -30,3 +30,6 @@ bench: setup ## a small benchmark (SECONDGUESS_DATA names its data); another: ma
 docs: setup ## build the documentation site in build/site
 	@$(BIN)/python -c "import mkdocs" 2>/dev/null || $(BIN)/python -m pip install -q -c constraints.txt -e '.[docs]'
 	$(BIN)/mkdocs build
+
+clients: setup ## other people's clients against our server, in environments of their own (CLIENTS="schemathesis soak")
+	$(BIN)/python scripts/clients.py $(CLIENTS)

@@ -22,7 +22,7 @@ from secondguess import LLM, SamplingParams, TreeConfig
 from secondguess.server.app import make_app
 from secondguess.server.service import Service
 from secondguess.server.settings import Settings
-from secondguess.types import Request
+from secondguess.types import Output, Request, Speculation
 from tiny_folder import save_tiny
 
 TREE = TreeConfig(budget=12, num_steps=4, grow_width=3, offer_width=3)
@@ -120,7 +120,7 @@ def test_a_chat_is_plain_decodings_text(app: FastAPI, plain: LLM, speculation: A
 
 
 def test_metrics_of_a_request_have_vllms_shape(app: FastAPI) -> None:
-    found = chat(app)["metrics"]["speculative_decoding"]
+    found = chat(app, speculation={"method": "pr"})["metrics"]["speculative_decoding"]
     histogram, steps = found["acceptance_histogram"], found["num_spec_steps"]
     assert len(histogram) == TREE.max_budget + 1
     assert sum(histogram) == steps
@@ -557,18 +557,18 @@ def test_the_line_in_the_log(llm: LLM, plain: LLM) -> None:
 
     before = llm.totals
     assert report(llm, before, llm.totals, 10) == []
-    output = llm.generate([[1, 2, 3]], SamplingParams(max_tokens=20, ignore_eos=True))[0]
+    output = asyncio.run(read(llm, "pr", (1, 2, 3)))
     engine, drafting = report(llm, before, llm.totals, 10)
     assert "prompt throughput: 0.3 tokens/s, Avg generation throughput: 2.0 tokens/s, Running: 0 reqs" in engine
     assert f"Mean acceptance length: {output.drafting.acceptance_length:.2f}" in drafting
     assert f"Drafted: {output.drafting.num_drafted} tokens" in drafting
     before = llm.totals
-    asyncio.run(read_plainly(llm))
+    asyncio.run(read(llm, "ar", (1, 2)))
     assert len(report(llm, before, llm.totals, 10)) == 1
 
 
-async def read_plainly(llm: LLM) -> None:
-    from secondguess.types import Speculation
-
-    async for _ in llm.answer(Request((1, 2), SamplingParams(), speculation=Speculation("ar"))):
-        pass
+async def read(llm: LLM, method: str, prompt: tuple[int, ...]) -> Output:
+    params = SamplingParams(max_tokens=20, ignore_eos=True)
+    outputs = [delta.output async for delta in llm.answer(Request(prompt, params, speculation=Speculation(method)))]
+    assert outputs[-1] is not None
+    return outputs[-1]

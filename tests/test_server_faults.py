@@ -350,7 +350,7 @@ def test_the_official_client(llm: LLM, text: str) -> None:
     with listening(app) as url:
         client = openai.OpenAI(base_url=f"{url}/v1", api_key="secret", max_retries=0)
         assert [model.id for model in client.models.list()] == ["tiny"]
-        extra = {"ignore_eos": True}
+        extra = {"ignore_eos": True, "speculation": {"method": "pr"}}
         whole = client.completions.create(model="tiny", prompt="hello", max_tokens=24, seed=7, extra_body=extra)
         assert whole.choices[0].text == text
         assert whole.usage.completion_tokens == 24
@@ -385,11 +385,12 @@ def test_the_official_client(llm: LLM, text: str) -> None:
 
 
 @contextmanager
-def served(folder, *flags: str) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port = sock.getsockname()[1]
-    command = [sys.executable, "-m", "secondguess", "serve", str(folder / "target"), "--port", str(port), *flags]
+def served(folder, port: int = 0) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    if port == 0:
+        with socket.socket() as sock:
+            sock.bind(("127.0.0.1", 0))
+            port = sock.getsockname()[1]
+    command = [sys.executable, "-m", "secondguess", "serve", str(folder / "target"), "--port", str(port)]
     drafter = ["--drafter", str(folder / "drafters" / "pr"), "--budget", "12", "--max-model-len", "1024"]
     process = subprocess.Popen([*command, *drafter], env=os.environ | {"SECONDGUESS_API_KEY": "secret"})
     url = f"http://127.0.0.1:{port}"
@@ -425,6 +426,21 @@ def test_sigterm_lets_running_requests_end(folder) -> None:
         assert rest[-1] == "data: [DONE]"
         assert json.loads(rest[-2].removeprefix("data: "))["usage"]["completion_tokens"] == 300
         assert process.wait(30) == 0
+
+
+def test_a_killed_server_starts_again_where_it_was(folder, text: str) -> None:
+    headers = {"authorization": "Bearer secret"}
+    with served(folder) as (process, url):
+        stream = {"json": ENDLESS | {"stream": True}, "headers": headers, "timeout": 60}
+        with httpx.stream("POST", f"{url}/v1/completions", **stream) as response:
+            lines = response.iter_lines()
+            next(lines)
+            process.kill()
+            with pytest.raises(httpx.TransportError):
+                list(lines)
+    with served(folder, int(url.rpartition(":")[2])) as (_, url):
+        answer = httpx.post(f"{url}/v1/completions", json=TEXT, headers=headers, timeout=60)
+        assert answer.json()["choices"][0]["text"] == text
 
 
 def test_what_cannot_be_served_is_said_in_one_line(folder, capsys) -> None:

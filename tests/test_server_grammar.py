@@ -21,6 +21,7 @@ from secondguess import LLM, TreeConfig
 from secondguess.server.app import make_app
 from secondguess.server.service import Service
 from secondguess.server.settings import Settings
+from test_server_faults import listening
 from tiny_folder import save_tiny
 
 TREE = TreeConfig(budget=12, num_steps=4, grow_width=3, offer_width=3)
@@ -108,6 +109,22 @@ def test_completions_follow_grammars_too(app: FastAPI) -> None:
 def test_text_is_free(app: FastAPI) -> None:
     one, other = post(app, CHAT | {"max_tokens": 20}, CHAT | {"max_tokens": 20, "response_format": {"type": "text"}})
     assert one.json()["choices"] == other.json()["choices"]
+
+
+def test_the_official_client_asks_for_schemas_and_passes_tools(app: FastAPI) -> None:
+    openai = pytest.importorskip("openai")
+    pytest.importorskip("uvicorn")
+    tool = {"type": "function", "function": {"name": "f", "description": "does it", "parameters": {"type": "object"}}}
+    wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA, "strict": True}}
+    with listening(app) as url:
+        client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+        answer = client.chat.completions.create(
+            **CHAT | NO_SPACE, model="tiny", tools=[tool], tool_choice="auto", response_format=wanted
+        )
+        assert json.loads(answer.choices[0].message.content).keys() == {"ok", "kind"}
+        history = [*CHAT["messages"], answer.choices[0].message, *CHAT["messages"]]  # an answer can be sent back
+        again = client.chat.completions.create(**CHAT | {"messages": history, "max_tokens": 9}, model="tiny")
+        assert again.choices[0].message.role == "assistant"
 
 
 @pytest.mark.parametrize(

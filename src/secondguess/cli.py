@@ -26,7 +26,8 @@ from secondguess.errors import UserError, did_you_mean
 COMMANDS = {
     "demo": "the default target decoded plainly, with EAGLE-3.1 and with PR, side by side",
     "generate": "continue prompts with one or more decoding methods",
-    "serve": "an OpenAI-compatible server",
+    "chat": "a conversation on the terminal, coloured by who guessed what",
+    "serve": "an OpenAI-compatible server, and a page for browsers",
     "bench": "acceptance length and speed of methods on tasks, timed live",
     "eval": "acceptance of drafters on tasks by replay, without verification or timing",
     "trace": "record every cycle's draft tree on tasks, by replay",

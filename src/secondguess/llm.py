@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING
 from secondguess.config import TreeConfig
 from secondguess.device import choose_device
 from secondguess.engine.cycle import CycleTrace, Engine, Watcher
+from secondguess.engine.guard import Guard
 from secondguess.engine.menu import Menu
 from secondguess.engine.pump import Pump
 from secondguess.engine.scheduler import Load, Scheduler
 from secondguess.engine.sequence import Sequence
+from secondguess.engine.speculate import Speculator
 from secondguess.engine.thread import run, submit
 from secondguess.errors import UserError, did_you_mean, require
 from secondguess.grammar import Grammars
@@ -41,7 +43,8 @@ class LLM:
     wanted (``pr:m=0``). ``drafter``: a folder, the name of one that ships, or one that is loaded already
     (``methods.open_drafter``), which several LLMs may share; by default the one named like the method. Output never
     depends on the method. ``others``: methods that a ``Request`` may ask for instead; then one whose drafter fails is
-    switched off with a warning, and decoding goes on without it. ``max_model_len``: tokens of prompt and answer
+    switched off with a warning, and decoding goes on without it; and so it does while ``method`` is slower than plain
+    decoding, for requests that ask for nothing else. ``max_model_len``: tokens of prompt and answer
     together; by default all that the target can take, but at most 8192, because room for ``max_batch_size`` such
     requests is allocated at once. ``dtype`` and ``device`` (``auto`` takes a GPU if there is one) are for a target that
     is loaded here; one that is loaded already keeps its own.
@@ -181,6 +184,11 @@ class LLM:
         speculator = self.engine.speculator
         return dict(speculator.switched_off) if isinstance(speculator, Menu) else {}
 
+    @property
+    def paused(self) -> bool:
+        """Whether ``method`` is switched off for now, because plain decoding is faster. Never without ``others``."""
+        return isinstance(self.engine.speculator, Menu) and self.engine.speculator.paused
+
     @contextmanager
     def watched(self, watch: Watcher) -> Generator[None]:
         """Meanwhile, ``watch`` hears of every token as it is chosen, on the engine's thread."""
@@ -238,8 +246,16 @@ class LLM:
             )
             for name, method in self.methods.items()
         }
-        speculator = Menu(speculators, self.method.name) if len(speculators) > 1 else speculators[self.method.name]
-        return Engine(self.target, speculator, self.target.new_cache(num_slots, columns))
+        return Engine(self.target, self._choose_among(speculators), self.target.new_cache(num_slots, columns))
+
+    def _choose_among(self, speculators: dict[str, Speculator]) -> Speculator:
+        """The only one, or for each request the one that it wants."""
+        name = self.method.name
+        default = speculators[name]
+        if len(speculators) == 1:
+            return default
+        fixed = self.method.has_drafter and self.method.tree.budget != "auto"  # auto stops by itself where it loses
+        return Menu({**speculators, name: Guard(name, default) if fixed else default}, name)
 
     def _advance(self, s: Sequence) -> Delta | None:
         """What the request emitted since it was last asked, after a step if that is nothing; None if it still is."""
@@ -253,7 +269,7 @@ class LLM:
             return None
         tokens, origins, logprobs = s.new_tokens()
         output = self._output(s) if s.finish_reason else None
-        return Delta(tokens, origins, s.new_text(), s.finish_reason, output, logprobs)
+        return Delta(tokens, origins, s.new_text(), s.finish_reason, output, logprobs, s.new_traces())
 
     def _output(self, s: Sequence) -> Output:
         assert s.finish_reason is not None

@@ -203,3 +203,4 @@ def packed_for_inference(drafter: Drafter) -> Drafter:
         form = exact_form(drafter)
         drafter.native = native_block(drafter, form)
         pack_linears(drafter, form)
+    return drafter

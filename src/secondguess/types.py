@@ -19,6 +19,7 @@ from secondguess.fields import check_numbers
 if TYPE_CHECKING:  # not at run time: the command line reads SamplingParams before torch is needed
     from torch import Tensor
 
+    from secondguess.engine.cycle import CycleTrace
     from secondguess.engine.grammar import Grammar
 
 FinishReason = Literal["stop", "length", "abort"]
@@ -155,6 +156,7 @@ class Request:
     text: str | None = None  # the prompt as it was given, if as text
     speculation: Speculation = AS_USUAL
     grammar: Grammar | None = None  # what the answer has to follow
+    traced: bool = False  # whether its deltas tell of every cycle's tree
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,6 +268,7 @@ class Delta:
     finish_reason: FinishReason | None = None
     output: Output | None = None  # with the last delta
     logprobs: tuple[TokenLogprobs, ...] = ()  # of each token, if they were asked for
+    cycles: tuple[CycleTrace, ...] = ()  # as batches of one, if the request is traced
 
 
 @dataclass(frozen=True, slots=True)

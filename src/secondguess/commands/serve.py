@@ -1,4 +1,4 @@
-"""``secondguess serve``: the OpenAI-compatible server."""
+"""``secondguess serve``: the OpenAI-compatible server, and the page."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from secondguess.commands.options import add_dataclass, add_device, from_args
+from secondguess.commands.others import others
 from secondguess.config import TreeConfig
 from secondguess.device import choose_device
 from secondguess.errors import UserError
@@ -18,8 +19,6 @@ from secondguess.server.settings import Settings
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
-
-    from secondguess.target.hf import HFTarget
 
 KEY_VARIABLE = "SECONDGUESS_API_KEY"
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -56,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     sock = bind(args.host, args.port)
     start_logging()
     app = make(args, method, tree, settings)
-    log.info("serving %s at http://%s:%d", args.target, *sock.getsockname()[:2])
+    log.info("serving %s at http://%s:%d (a page for browsers is there, too)", args.target, *sock.getsockname()[:2])
     if settings.api_key is None and args.host not in LOOPBACK:
         log.warning("whoever reaches %s can use the server: --api-key lets in those who know it", args.host)
     return 0 if listen(app, sock) else 1
@@ -94,13 +93,3 @@ def make(args: argparse.Namespace, method: Method, tree: TreeConfig, settings: S
         max_model_len=args.max_model_len,
     )
     return make_app(Service(llm, args.target, settings))
-
-
-def others(method: Method, drafter: str | None, target: HFTarget) -> list[str]:
-    """What requests may ask for besides: methods without a drafter, and EAGLE-3.1 where there is a PR drafter."""
-    from secondguess.drafter.shipped import shipped_for
-
-    names = [name for name in ("ar", "ngram") if name != method.name]
-    if method.name == "pr" and (drafter is not None or "eagle3.1" in shipped_for(target.embedding)):
-        names.append("eagle3.1")
-    return names

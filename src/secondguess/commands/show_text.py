@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 from transformers import PreTrainedTokenizerBase
 
-from secondguess.engine.sequence import TextStream
+from secondguess.engine.attribution import Attribution
 from secondguess.types import Delta, Origin
 
 # What the model wrote itself, in prefill or as a bonus token, stays in the terminal's own colour.
@@ -19,33 +19,14 @@ STYLES: dict[Origin, str] = {"prefill": "", "bonus": "", "level0": "green", "ref
 
 
 class Painter:
-    """Finds the characters of each token of a streaming answer.
-
-    The text of a delta may lag behind its tokens (unfinished characters, half a stop string) or be cut (at a stop
-    string). So the tokens are turned into text once more, and each character's origin waits until a delta brings it.
-    """
+    """Colours a streaming answer."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase | None) -> None:
-        self._stream = TextStream(tokenizer)
-        self._num_characters = 0
-        self._waiting: list[Origin] = []
+        self._attribution = Attribution(tokenizer)
 
     def paint(self, delta: Delta) -> Text:
         """The text of the answer's next delta, styled."""
-        for token, origin in zip(delta.token_ids, delta.origins, strict=True):
-            self._stream.push(token)
-            self._credit(origin)
-        if delta.finish_reason:
-            self._stream.flush()
-            self._credit(delta.origins[-1])
-        count = len(delta.text)
-        origins, self._waiting = self._waiting[:count], self._waiting[count:]
-        return Text.assemble(*((c, STYLES[origin]) for c, origin in zip(delta.text, origins, strict=True)))
-
-    def _credit(self, origin: Origin) -> None:
-        new = len(self._stream.text) - self._num_characters
-        self._num_characters += new
-        self._waiting += [origin] * new
+        return Text.assemble(*((text, STYLES[origin]) for text, origin in self._attribution.split(delta)))
 
 
 class Writer:

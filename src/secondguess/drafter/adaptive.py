@@ -6,13 +6,11 @@ import torch
 
 from secondguess.config import TreeConfig
 from secondguess.drafter.model import Drafter
-from secondguess.drafter.speculator import EagleSpeculator, take_pairs
+from secondguess.drafter.speculator import EagleSpeculator
 from secondguess.engine.speculate import Plain, Policy, Roots
 from secondguess.tree.grow import grow
 from secondguess.tree.rows import DraftRows, Offers
 from secondguess.types import DraftTree, Verdict
-
-MOST_BEHIND = 16  # tokens that the next draft may have to read first
 
 
 class AdaptiveSpeculator(EagleSpeculator):
@@ -26,7 +24,6 @@ class AdaptiveSpeculator(EagleSpeculator):
     def draft(self, roots: Roots) -> DraftTree:
         plan, self.num_steps = self.policy.plan(roots.draws), 0
         if plan is None:
-            self.catch_up(roots)
             return Plain().draft(roots)
         root, round_ = self.begin(roots)
         self.num_steps = 1
@@ -36,12 +33,6 @@ class AdaptiveSpeculator(EagleSpeculator):
             return round_.forward(rows)
 
         return grow(plan.config, root, forward, plan.guide)
-
-    def catch_up(self, roots: Roots) -> None:
-        """Read what was accepted while nothing was drafted, before it grows into a prompt of its own."""
-        behind = [slot for slot in roots.slots if len(self.slots[slot].tokens) >= MOST_BEHIND]
-        if behind:
-            self.extend(take_pairs(behind, [self.slots[slot] for slot in behind]))
 
     def learn(self, tree: DraftTree, verdict: Verdict, seconds: float) -> None:
         self.policy.learn(tree, verdict, seconds)

@@ -27,6 +27,8 @@ from secondguess.tree.grow import grow
 from secondguess.tree.rows import DraftRows, Offers, Root
 from secondguess.types import DraftTree, Rows, Verdict
 
+MOST_BEHIND = 16  # tokens that a draft may have to read first, where others were decoded plainly
+
 
 @dataclass(slots=True)
 class Slot:
@@ -72,6 +74,7 @@ class EagleSpeculator:
         self.slots: dict[int, Slot] = {}
 
     def accept(self, accepted: list[Accepted]) -> None:
+        self.catch_up([a.slot for a in accepted if a.slot in self.slots])
         for a in accepted:
             slot = self.slots.get(a.slot)
             if slot is None:
@@ -87,6 +90,13 @@ class EagleSpeculator:
 
     def learn(self, tree: DraftTree, verdict: Verdict, seconds: float) -> None:
         """One tree shape has nothing to learn."""
+
+    @torch.inference_mode()
+    def catch_up(self, numbers: list[int]) -> None:
+        """Read what was accepted while nothing was drafted, before it grows into a prompt of its own."""
+        behind = [n for n in numbers if len(self.slots[n].tokens) >= MOST_BEHIND]
+        if behind:
+            self.extend(take_pairs(behind, [self.slots[n] for n in behind]))
 
     @torch.inference_mode()
     def read_prompt(self, a: Accepted) -> Slot:

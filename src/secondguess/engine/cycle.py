@@ -23,6 +23,7 @@ from secondguess.engine.slots import SlotCache
 from secondguess.engine.speculate import Accepted, Draw, Roots, Speculator
 from secondguess.target.base import Target
 from secondguess.tree.layout import ancestors_or_self
+from secondguess.tree.trim import row_of
 from secondguess.tree.walk import walk
 from secondguess.types import DraftTree, Origin, Rows, Totals, Verdict
 
@@ -45,6 +46,12 @@ class CycleTrace:
 
     tree: DraftTree
     verdict: Verdict
+
+    def of(self, r: int) -> CycleTrace:
+        """What it did for request ``r`` alone."""
+        one, verdict = slice(r, r + 1), self.verdict
+        row = Verdict(verdict.path_RD[one], verdict.tokens_RD[one], verdict.num_emitted_R[one])
+        return CycleTrace(row_of(self.tree, r), row)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +105,7 @@ def run_cycle(engine: Engine, batch: Batch) -> None:
     count(outcomes, engine.speculator, batch.sequences, engine.totals)
     engine.totals.num_tokens += emit(outcomes, verdict, batch.sequences, out.logits_RNV)
     engine.last = CycleTrace(tree, verdict)
+    show(engine.last, batch.sequences)
     engine.speculator.learn(tree, verdict, perf_counter() - clock.started)
     charge(batch.sequences, clock.parts())
 
@@ -195,6 +203,13 @@ def emit(outcomes: list[Outcome], verdict: Verdict, sequences: list[Sequence], l
         for token, origin, logprobs in zip(outcome.tokens, origins, scored, strict=False):
             s.emit(token, origin, logprobs)
     return sum(len(s.origins) for s in sequences) - before
+
+
+def show(trace: CycleTrace, sequences: list[Sequence]) -> None:
+    """Hand the requests that are traced what became of their trees."""
+    for r, s in enumerate(sequences):
+        if s.request.traced:
+            s.traces.append(trace.of(r))
 
 
 def charge(sequences: list[Sequence], parts: list[float]) -> None:

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from secondguess.engine.guard import Guard
 from secondguess.engine.speculate import Accepted, Plain, Roots, Speculator
 from secondguess.tree.trim import row_of, side_by_side, trim
 from secondguess.types import DraftTree, Speculation, Verdict
@@ -35,6 +36,12 @@ class Menu:
         self.wishes: dict[int, Speculation] = {}  # by slot
         self.switched_off: dict[str, str] = {}  # methods, and why
         self.drafted: list[str] = []  # methods that took part in the newest draft
+
+    @property
+    def paused(self) -> bool:
+        """Whether the default method is switched off for now, because plain decoding is faster."""
+        speculator = self.speculators[self.default]
+        return isinstance(speculator, Guard) and speculator.paused
 
     def draft(self, roots: Roots) -> DraftTree:
         parts, groups = [], self._by_method(roots.slots)

@@ -8,6 +8,7 @@ R requests, N nodes of a tree, D path length.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -21,6 +22,8 @@ from secondguess.engine.speculate import Draw
 from secondguess.engine.worth import Prices, Worth, host
 from secondguess.tree.guide import Plan
 from secondguess.types import DraftTree, Verdict
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +73,8 @@ class Auto:
         regime, prices, worth = self.cycle.regime, self.cycle.prices, self.cycle.worth
         requests = len(tree.tokens_RN)
         tokens = float(verdict.num_emitted_R.sum()) / requests
-        regime.switch.learn(worth is not None, tokens, seconds / prices.plain, requests)
+        if regime.switch.learn(worth is not None, tokens, seconds / prices.plain, requests):
+            log.info("drafting is slower than plain decoding in batches of %d: it pauses there", requests)
         if worth is None:
             return
         predicted = prices.start + worth.num_steps * worth.step + float(prices.after_N[worth.num_nodes])

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from transformers import PreTrainedTokenizerBase
 
 from secondguess.types import Drafting, FinishReason, Origin, Request, TokenLogprobs
+
+if TYPE_CHECKING:
+    from secondguess.engine.cycle import CycleTrace
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
@@ -78,6 +82,7 @@ class Sequence:
     finish_reason: FinishReason | None = None
     logprobs: list[TokenLogprobs] = field(default_factory=list)  # of each token, if they were asked for
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)  # of each token but the first, likewise
+    traces: list[CycleTrace] = field(default_factory=list)  # not handed out yet, if the request is traced
     timing: Timing = field(default_factory=Timing)
     drafting: Drafting = field(default_factory=Drafting)
     submitted: float = 0.0  # when it was queued
@@ -136,6 +141,11 @@ class Sequence:
         seen, self.streamed_tokens = self.streamed_tokens, len(self.origins)
         ids = self.token_ids[len(self.request.prompt_ids) + seen :]
         return tuple(ids), tuple(self.origins[seen:]), tuple(self.logprobs[seen:])
+
+    def new_traces(self) -> tuple[CycleTrace, ...]:
+        """Traces not handed out yet."""
+        traces, self.traces = self.traces, []
+        return tuple(traces)
 
     def new_text(self) -> str:
         """Text not handed out yet; while running, the tail that may turn into a stop string is held back."""

@@ -74,19 +74,24 @@ class Switch:
         self.peek = self.next_peek = min(2 * self.next_peek, LONGEST_PEEK)
         return False
 
-    def learn(self, drafted: bool, tokens: float, time: float, requests: int) -> None:
-        """``tokens`` per request; ``time`` in plain cycles, as predicted."""
+    def learn(self, drafted: bool, tokens: float, time: float, requests: int) -> bool:
+        """``tokens`` per request; ``time`` in plain cycles, as predicted.
+
+        Returns whether drafting has just been given up, after it had won or for the first time.
+        """
         if not drafted:
             self.plain.add(tokens, time)
-            return
+            return False
         memories = self.recent, self.lasting
         for ratio in memories:
             ratio.add(tokens, time)
         self.trial = max(0, self.trial - 1)
         if self.trial == 0 and min(hope(ratio, requests) for ratio in memories) < self.plain.value:
             self._give_up()
-        elif self.lasting.weight > SETTLED and self.lasting.value > self.plain.value:
+            return self.pause == FIRST_PAUSE
+        if self.lasting.weight > SETTLED and self.lasting.value > self.plain.value:
             self.next_pause = FIRST_PAUSE
+        return False
 
     def _give_up(self) -> None:
         self.pause, self.next_pause = self.next_pause, min(2 * self.next_pause, LONGEST_PAUSE)

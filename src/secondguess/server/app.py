@@ -1,4 +1,4 @@
-"""The application: routes of the OpenAI API and of whoever looks after the server."""
+"""The application: routes of the OpenAI API, of whoever looks after the server, and of the page."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 
-from secondguess.server import generation, information
+from secondguess.server import generation, information, page
 from secondguess.server.errors import add_handlers
 from secondguess.server.limits import BodyLimit, KeyRequired
 from secondguess.server.report import report_forever
@@ -24,6 +24,7 @@ def make_app(service: Service) -> FastAPI:
     app.state.service = service
     app.include_router(generation.router)
     app.include_router(information.router)
+    app.include_router(page.router)
     add_handlers(app)
     # The last one added is the first to see a request.
     app.add_middleware(BodyLimit, limit=service.settings.max_body_bytes)

@@ -158,7 +158,8 @@ def seeded(body: AnyBody) -> AnyBody:
 
 def choices(llm: LLM, body: Sampled, request: Request) -> list[Request]:
     """``n`` answers, with noise of their own."""
-    asked = replace(request, speculation=speculation(llm, body))
+    traced = bool(body.stream_options and body.stream_options.drafting)
+    asked = replace(request, speculation=speculation(llm, body), traced=traced)
     return [replace(asked, choice=choice) for choice in range(body.num_choices)]
 
 

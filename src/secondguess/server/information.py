@@ -77,6 +77,7 @@ async def server_info(service: Served) -> dict[str, Any]:
         "method": llm.method.typed,
         "methods": {name: shape(method) for name, method in llm.methods.items()},
         "switched_off": llm.switched_off,
+        "paused": llm.paused,
         "max_model_len": llm.max_model_len,
         "max_batch_size": llm.max_batch_size,
         "max_queue": service.settings.max_queue,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import re
 
 from fastapi import HTTPException
 from starlette.datastructures import Headers
@@ -10,7 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from secondguess.server.errors import ApiError
 
-OPEN_PATHS = ("/health",)  # whoever watches the process needs no key
+OPEN = re.compile("/(health|page/.*)?")  # whoever watches the process needs no key; the page asks for it
 
 
 class KeyRequired:
@@ -20,7 +21,7 @@ class KeyRequired:
         self.app, self.key = app, key.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS and not self.is_known(Headers(scope=scope)):
+        if scope["type"] == "http" and not OPEN.fullmatch(scope["path"]) and not self.is_known(Headers(scope=scope)):
             wanted = "missing or wrong API key: send it as 'Authorization: Bearer KEY'"
             error = ApiError(401, wanted, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
             await error.response(scope, receive, send)

@@ -101,6 +101,7 @@ class EngineCollector(Collector):
         yield self._gauge("num_requests_waiting", "requests in the queue", load.num_waiting)
         yield self._gauge("kv_cache_usage_perc", "share of the K/V cache in use (1 is all)", load.cache_used)
         yield self._gauge("spec_accept_length", "tau since the start", totals.drafting.acceptance_length)
+        yield self._gauge("spec_decode_paused", "1: drafting is slower than plain decoding", self.llm.paused)
         yield from self._tokens(totals)
         yield from self._drafting(totals.drafting)
         off = GaugeMetricFamily(PREFIX + "spec_decode_switched_off", "1: failed", labels=["model_name", "method"])

@@ -40,6 +40,7 @@ class Body(BaseModel):
 class StreamOptions(Body):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = Field(None, description="usage so far with every chunk, as vLLM has it")
+    drafting: bool | None = Field(None, description="chunks that tell who guessed what, and show every draft tree")
 
 
 class SpeculationChoice(Body):

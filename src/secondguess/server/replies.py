@@ -12,6 +12,7 @@ from starlette.requests import Request as HTTPRequest
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from secondguess.server.drafting import Drafts
 from secondguess.server.errors import ApiError
 from secondguess.server.protocol import Sampled, StreamOptions
 from secondguess.server.service import Job
@@ -42,6 +43,7 @@ def check_stream_options(body: Sampled) -> None:
 
 async def events(job: Job, shape: Shape, options: StreamOptions) -> AsyncIterator[str]:
     outputs: dict[int, Output] = {}
+    drafts = Drafts(shape) if options.drafting else None
     num_tokens = 0
     try:
         async for i, delta in job.deltas():
@@ -49,6 +51,8 @@ async def events(job: Job, shape: Shape, options: StreamOptions) -> AsyncIterato
             more: dict[str, Any] = {"usage": None} if options.include_usage else {}
             if options.continuous_usage_stats:
                 more = {"usage": shape.usage(num_tokens)}
+            if drafts:
+                yield event(shape.drafting(drafts.of(i, delta)) | more)
             for piece in shape.pieces(i, delta):
                 yield event(shape.part(piece) | more)
             if delta.output:

@@ -41,6 +41,10 @@ class Shape(ABC):
     def part(self, piece: dict[str, Any]) -> dict[str, Any]:
         return {"object": self.kind_of_parts, **self.head, "choices": [piece]}
 
+    def drafting(self, told: dict[str, Any]) -> dict[str, Any]:
+        """A part without a choice, which clients that do not know it pass over."""
+        return {"object": self.kind_of_parts, **self.head, "choices": [], "drafting": told}
+
     def last(self, outputs: Sequence[Output]) -> dict[str, Any]:
         return {"object": self.kind_of_parts, **self.head, "choices": [], **self._costs(outputs)}
 
