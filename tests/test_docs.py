@@ -45,6 +45,8 @@ SHORTER: dict[str, list[str]] = {
     ],
 }  # fmt: skip
 ONLY_READ = {
+    r"growth ": "it times cycles of all sizes; tests/test_growth.py",
+    r"chat ": "it reads a terminal; tests/test_chat.py",
     r"serve ": "it does not end; tests/test_stranger.py serves",
     r".*--synthesize ": "a random model writes no prompts; tests/test_synthesize.py",
     r".*--endpoint ": "it takes a server; tests/test_endpoint.py",
@@ -52,7 +54,8 @@ ONLY_READ = {
     r"reproduce .*--check": "it follows a measurement, which is only planned here; tests/test_reproduce_command.py",
 }
 # Programs that are not ours, and the rest of a shell.
-OTHERS = {"git", "make", "curl", "printf", "rm", "pip", "vllm", "torchrun", "scripts/peers.sh"}
+OTHERS = {"git", "make", "curl", "printf", "rm", "pip", "vllm", "torchrun", "scripts/peers.sh", "scripts/paper.sh"}
+OTHERS |= {"scripts/gpu_check.sh", "scripts/gpu_pipeline.sh"}
 SCRIPTS = (".venv/bin/pre-commit", ".venv/bin/python")
 STANDS_FOR = {
     "smollm2-135m": "target",

@@ -21,7 +21,8 @@ class Pairs(Plain):
 
     def draft(self, roots: Roots) -> DraftTree:
         lone = super().draft(roots)
-        return DraftTree(*(torch.cat((x, x), 1) for x in (getattr(lone, name) for name in DraftTree.__slots__)))
+        tensors = {name: x for name in DraftTree.__slots__ if isinstance(x := getattr(lone, name), torch.Tensor)}
+        return DraftTree(**{name: torch.cat((x, x), 1) for name, x in tensors.items()})
 
     def steps_for(self, slot: int) -> int:
         return 1
