@@ -23,7 +23,7 @@ from secondguess.grammar import Grammars
 from secondguess.methods import WITH_DRAFTER, make_speculator, parse_method
 from secondguess.prompts import Prompt, as_list, encode
 from secondguess.target.hf import HFTarget
-from secondguess.target.load import load_target
+from secondguess.target.spread import load_spread
 from secondguess.types import AS_USUAL, Delta, Output, Request, SamplingParams, Speculation, Stats, Totals
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class LLM:
     """A target with a way to speculate.
 
     ``target``: a local folder, a hub id, a ``.gguf`` file, an alias, or a target that is loaded already (several LLMs
-    may share it). ``method``: ``ar``, ``ngram``, ``eagle3.1``, ``pr``, ``hass`` or ``hass+pr``, with settings if
+    may share it); under torchrun it is spread over the processes (see ``target.spread``). ``method``: ``ar``, ``ngram``, ``eagle3.1``, ``pr``, ``hass`` or ``hass+pr``, with settings if
     wanted (``pr:m=0``). ``drafter``: a folder, the name of one that ships, or one that is loaded already
     (``methods.open_drafter``), which several LLMs may share; by default the one named like the method. Output never
     depends on the method. ``others``: methods that a ``Request`` may ask for instead; then one whose drafter fails is
@@ -63,7 +63,7 @@ class LLM:
     ) -> None:
         if not isinstance(max_batch_size, int) or max_batch_size < 1:
             raise UserError(f"max_batch_size must be a whole number, at least 1, got {max_batch_size!r}")
-        self.target = target if isinstance(target, HFTarget) else run(load_target, str(target), dtype, device)
+        self.target = target if isinstance(target, HFTarget) else run(load_spread, str(target), dtype, device)
         self.method = parse_method(method, tree or TreeConfig())
         same_budget = replace(tree or TreeConfig(), budget=self.method.tree.budget)
         offered = [self.method, *(parse_method(other, same_budget) for other in others)]

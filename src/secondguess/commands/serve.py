@@ -51,8 +51,9 @@ def run(args: argparse.Namespace) -> int:
     refuse_unused([method], tree)
     check_installed()
     from secondguess.server.listen import bind, listen
+    from secondguess.target.spread import is_follower
 
-    sock = bind(args.host, args.port)
+    sock = bind(args.host, 0 if is_follower() else args.port)
     start_logging()
     app = make(args, method, tree, settings)
     log.info("serving %s at http://%s:%d", args.target, *sock.getsockname()[:2])
@@ -79,10 +80,10 @@ def make(args: argparse.Namespace, method: Method, tree: TreeConfig, settings: S
     from secondguess.llm import LLM
     from secondguess.server.app import make_app
     from secondguess.server.service import Service
-    from secondguess.target.load import load_target
+    from secondguess.target.spread import load_spread
 
     log.info("loading %s", args.target)
-    target = run(load_target, args.target, args.dtype, args.device)
+    target = run(load_spread, args.target, args.dtype, args.device)
     llm = LLM(
         target,
         args.drafter,

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from secondguess.target.attention import Step
 from secondguess.target.linear import can_pack
+from secondguess.target.parts import num_parts
 
 Pack = Callable[[nn.Linear], nn.Module]
 FAMILIES = ("llama", "qwen2", "qwen3")
@@ -117,9 +118,10 @@ class LeanDecoder:
 
 
 def fits(model: Any) -> bool:
-    """Whether ``LeanDecoder`` computes what the model computes."""
+    """Whether ``LeanDecoder`` computes what the model computes, all of it in this process."""
     exact = model.dtype in (torch.float32, torch.float64) and model.device.type == "cpu"
-    return exact and model.config.model_type in FAMILIES and model.config.hidden_act == "silu"
+    ours = model.config.model_type in FAMILIES and model.config.hidden_act == "silu"
+    return exact and ours and num_parts(model) == 1
 
 
 def joined(*linears: nn.Linear) -> nn.Linear:
