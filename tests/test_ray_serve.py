@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -21,6 +20,7 @@ pytest.importorskip("openai")
 import httpx
 from openai import OpenAI
 
+from ports import free_port
 from secondguess import LLM, SamplingParams
 from secondguess.cli import main
 from secondguess.errors import UserError
@@ -43,12 +43,6 @@ def test_numbers_of_replicas() -> None:
 def test_replicas_without_ray_are_refused(capsys) -> None:
     assert main(["serve", "smollm2-135m", "--replicas", "2"]) == 2
     assert "settings of replicas are for --ray" in capsys.readouterr().err
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return sock.getsockname()[1]
 
 
 @pytest.fixture(scope="module")
