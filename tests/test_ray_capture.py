@@ -10,7 +10,6 @@ import torch
 
 pytest.importorskip("ray")
 
-from secondguess.capture import store as capture_store
 from secondguess.capture.run import capture
 from secondguess.cli import main
 from secondguess.target.load import load_target
@@ -25,12 +24,10 @@ def test_flags_that_do_not_go_together(capsys) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_workers_make_the_shards_of_one_process(tmp_path: Path, monkeypatch) -> None:
+def test_workers_make_the_shards_of_one_process(tmp_path: Path) -> None:
     folder = save_tiny(tmp_path)
-    responses = write_responses(tmp_path / "r.jsonl", [12, 30, 7] * 4)
+    responses = write_responses(tmp_path / "r.jsonl", [1000] * 150)
     flags = ["--captures", str(tmp_path / "many"), "--precision", "float32", "--workers", "2"]
-    monkeypatch.setenv("SECONDGUESS_SHARD_TOKENS", "64")
-    monkeypatch.setattr(capture_store, "SHARD_TOKENS", 64)
     assert main(["capture", str(folder / "target"), responses, *flags, "--json", str(tmp_path / "made.json")]) == 0
     [row] = json.loads((tmp_path / "made.json").read_text())["rows"]
     assert (row["missing"], row["shards"]) == (0, 3)
