@@ -34,7 +34,7 @@ def test_two_processes_write_what_one_writes(family: str, tmp_path: Path) -> Non
     folder = save_tiny(tmp_path, family=family)
     done = subprocess.run([*TWO, *command(folder, tmp_path / "two.json")], capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("tokens/s") == 6 + 2  # one process shows six answers and two tables
+    assert done.stdout.count("plain decoding") == 2, "one of the processes shows the two answers"
     assert main(command(folder, tmp_path / "one.json")) == 0
     ours, theirs = results(tmp_path / "one.json"), results(tmp_path / "two.json")
     assert [len(r["token_ids"]) for r in theirs] == [40] * 6
