@@ -56,7 +56,9 @@ def url(folder: Path) -> Iterator[str]:
     models = ["target", "--drafter", "drafters/pr", "--served-model-name", "target", "--max-batch-size", "2"]
     flags = ["--port", str(port), "--ray", "--replicas", "2", "--replica-cpus", "0.1", "--drain-timeout", "5"]
     command = [sys.executable, "-m", "secondguess", "serve", *models, *flags]
-    with (folder / "log").open("w") as log, subprocess.Popen(command, cwd=folder, stdout=log, stderr=log) as server:
+    patience = {f"RAY_SERVE_PROXY_{name}_CHECK_TIMEOUT_S": "120" for name in ("READY", "HEALTH")}  # on a busy machine
+    settings = {"cwd": folder, "env": os.environ | patience}
+    with (folder / "log").open("w") as log, subprocess.Popen(command, stdout=log, stderr=log, **settings) as server:
         address = f"http://127.0.0.1:{port}"
         try:
             wait_for(address, server, folder / "log")

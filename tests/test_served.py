@@ -103,7 +103,9 @@ VLLM = cache_dir() / "peers" / "vllm" / "bin" / "vllm"
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(not VLLM.exists(), reason="no vllm: scripts/peers.sh vllm")
 def test_vllm_extracts_the_targets_states(tmp_path: Path) -> None:
-    target = tiny_target("llama", 3, torch.float32, vocab_size=257, hidden_size=256)  # heads of 64, as its CPU kernels want
+    target = tiny_target(
+        "llama", 3, torch.float32, vocab_size=257, hidden_size=256
+    )  # heads of 64, as its CPU kernels want
     target.model.save_pretrained(tmp_path / "target")
     byte_tokenizer().save_pretrained(tmp_path / "target")
     sequences = [tuple(range(1, 40)), (5, 6, 7, 8)]

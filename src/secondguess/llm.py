@@ -36,14 +36,14 @@ class LLM:
     """A target with a way to speculate.
 
     ``target``: a local folder, a hub id, a ``.gguf`` file, an alias, or a target that is loaded already (several LLMs
-    may share it); under torchrun it is spread over the processes (see ``target.spread``). ``method``: ``ar``, ``ngram``, ``eagle3.1``, ``pr``, ``hass`` or ``hass+pr``, with settings if
-    wanted (``pr:m=0``). ``drafter``: a folder, the name of one that ships, or one that is loaded already
-    (``methods.open_drafter``), which several LLMs may share; by default the one named like the method. Output never
-    depends on the method. ``others``: methods that a ``Request`` may ask for instead; then one whose drafter fails is
-    switched off with a warning, and decoding goes on without it. ``max_model_len``: tokens of prompt and answer
-    together; by default all that the target can take, but at most 8192, because room for ``max_batch_size`` such
-    requests is allocated at once. ``dtype`` and ``device`` are for a target that is loaded here; one that is loaded
-    already keeps its own.
+    may share it). Under torchrun it is spread over the processes (see ``target.spread``). ``method``: ``ar``,
+    ``ngram``, ``eagle3.1``, ``pr``, ``hass`` or ``hass+pr``, with settings if wanted (``pr:m=0``). ``drafter``: a
+    folder, the name of one that ships, or one that is loaded already (``methods.open_drafter``), which several LLMs
+    may share; by default the one named like the method. Output never depends on the method. ``others``: methods that
+    a ``Request`` may ask for instead; then one whose drafter fails is switched off with a warning, and decoding goes
+    on without it. ``max_model_len``: tokens of prompt and answer together; by default all that the target can take,
+    but at most 8192, because room for ``max_batch_size`` such requests is allocated at once. ``dtype`` and ``device``
+    are for a target that is loaded here; one that is loaded already keeps its own.
 
     Raises UserError when something is unknown or does not fit together.
     """

@@ -65,7 +65,9 @@ class Served:
         require(same, f"{self.url} read other tokens than it was sent: does it run this target?")
         target, raw_T4H = self.target, found["hidden_states"]
         wanted = (len(ids), 4, target.spec.hidden_size)
-        require(raw_T4H.shape == wanted, f"{self.url} extracts states {tuple(raw_T4H.shape)}, not {wanted}: see its layers")
+        require(
+            raw_T4H.shape == wanted, f"{self.url} extracts states {tuple(raw_T4H.shape)}, not {wanted}: see its layers"
+        )
         with torch.no_grad():
             last_TH = target.model.base_model.norm(raw_T4H[:, 3].to(target.spec.device, target.spec.dtype))
             best_T = target.logits(last_TH[None])[0].argmax(-1)

@@ -24,6 +24,14 @@ HEALTH_PERIOD_S = 5.0
 HEALTH_TIMEOUT_S = 120.0  # an engine answers between two passes, and the longest prompt is one
 
 
+class Replica:
+    """What Ray asks of a replica besides its routes."""
+
+    async def check_health(self) -> None:
+        """A replica that does not return in time is replaced."""
+        await asyncio.wrap_future(submit(int))
+
+
 def deploy(make: Callable[[], FastAPI], replicas: Replicas, host: str, port: int, batch: int, drain: float) -> None:
     """Start the replicas, each around what ``make`` returns, and wait until they answer at ``host`` and ``port``.
 
@@ -31,8 +39,7 @@ def deploy(make: Callable[[], FastAPI], replicas: Replicas, host: str, port: int
     when a slot is free; the others wait at the proxy. ``drain``: seconds that a replica gets to end what runs. Takes
     the cluster that RAY_ADDRESS names, else starts one on this machine.
     """
-
-    @serve.deployment(
+    deployed = serve.deployment(
         name=NAME,
         max_ongoing_requests=2 * batch,
         health_check_period_s=HEALTH_PERIOD_S,
@@ -41,14 +48,8 @@ def deploy(make: Callable[[], FastAPI], replicas: Replicas, host: str, port: int
         ray_actor_options={"num_cpus": replicas.replica_cpus, "num_gpus": replicas.replica_gpus},
         **replicas.sizes(batch),
     )
-    @serve.ingress(make)
-    class Replica:
-        async def check_health(self) -> None:
-            """Ray calls it, and replaces a replica that does not return in time."""
-            await asyncio.wrap_future(submit(int))
-
     serve.start(http_options={"host": host, "port": port})
-    serve.run(Replica.bind(), name=NAME, route_prefix="/")
+    serve.run(deployed(serve.ingress(make)(Replica)).bind(), name=NAME, route_prefix="/")
 
 
 def wait_and_stop() -> None:

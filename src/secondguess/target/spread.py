@@ -24,7 +24,7 @@ from transformers.distributed import DistributedConfig
 
 from secondguess.engine.slots import SlotCache
 from secondguess.errors import require
-from secondguess.target.hf import HFTarget, check_family
+from secondguess.target.hf import HFTarget
 from secondguess.target.load import DTYPES, WEIGHT_ONLY, blamed_on, find_target, load_target, read
 from secondguess.types import Rows, TargetOut
 
