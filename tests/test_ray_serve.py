@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -50,22 +53,54 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny(tmp_path_factory.mktemp("tiny"))
 
 
+@contextmanager
+def process(command: list[str], folder: Path, **settings: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A command whose output goes to ``folder / "log"``; ended by SIGTERM."""
+    patience = {f"RAY_SERVE_PROXY_{name}_CHECK_TIMEOUT_S": "120" for name in ("READY", "HEALTH")}  # on a busy machine
+    with (folder / "log").open("a") as log:
+        running = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log, env=os.environ | patience | settings)
+        try:
+            yield running
+        finally:
+            running.terminate()
+            running.wait(60)
+
+
 @pytest.fixture(scope="module")
 def url(folder: Path) -> Iterator[str]:
-    port = free_port()
+    """Of a server on a cluster of its own, of this machine alone."""
+    port, ray_port = free_port(), free_port()
+    head = [str(Path(sys.executable).with_name("ray")), "start", "--head", "--block", "--include-dashboard=false"]
     models = ["target", "--drafter", "drafters/pr", "--served-model-name", "target", "--max-batch-size", "2"]
     flags = ["--port", str(port), "--ray", "--replicas", "2", "--replica-cpus", "0.1", "--drain-timeout", "5"]
-    command = [sys.executable, "-m", "secondguess", "serve", *models, *flags]
-    patience = {f"RAY_SERVE_PROXY_{name}_CHECK_TIMEOUT_S": "120" for name in ("READY", "HEALTH")}  # on a busy machine
-    settings = {"cwd": folder, "env": os.environ | patience}
-    with (folder / "log").open("w") as log, subprocess.Popen(command, stdout=log, stderr=log, **settings) as server:
-        address = f"http://127.0.0.1:{port}"
-        try:
-            wait_for(address, server, folder / "log")
-            yield address
-        finally:
-            server.send_signal(signal.SIGTERM)
-            assert server.wait(60) == 0
+    serve, cluster = [sys.executable, "-m", "secondguess", "serve", *models, *flags], f"127.0.0.1:{ray_port}"
+    known = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}  # to this cluster and its clients
+    with process([*head, "--num-cpus=2", "--node-ip-address=127.0.0.1", f"--port={ray_port}"], folder, **known):
+        wait_for_port(ray_port)
+        start_proxy(port, os.environ | known | {"RAY_ADDRESS": cluster})
+        with process(serve, folder, RAY_ADDRESS=cluster, **known) as server:
+            wait_for(f"http://127.0.0.1:{port}", server, folder / "log")
+            yield f"http://127.0.0.1:{port}"
+        assert server.returncode == 0
+
+
+def start_proxy(port: int, settings: dict[str, str]) -> None:
+    """Ray waits a minute for its proxy, which on a busy machine is there after two."""
+    start = f"from ray import serve; serve.start(http_options={{'host': '127.0.0.1', 'port': {port}}})"
+    for _ in range(5):
+        done = subprocess.run([sys.executable, "-c", start], env=settings, capture_output=True, text=True, check=False)
+        if done.returncode == 0:
+            return
+    pytest.fail(done.stderr)
+
+
+def wait_for_port(port: int) -> None:
+    for _ in range(120):
+        with socket.socket() as sock:
+            if sock.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        time.sleep(1)
+    pytest.fail(f"nothing listens at {port}")
 
 
 def wait_for(address: str, server: subprocess.Popen[bytes], log: Path) -> None:
