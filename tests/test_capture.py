@@ -91,14 +91,14 @@ def test_a_killed_capture_goes_on(tmp_path: Path, monkeypatch) -> None:
             raise RuntimeError
 
     with pytest.raises(RuntimeError):
-        fill(store, target, sequences, kill)
+        fill(store, Live(target, sequences), "tiny", kill)
     missing = store.missing
     assert 0 < len(missing) < len(store.shards)
     (store.folder / ".states-00004.safetensors.99999.partial").write_bytes(b"half")
     again = plan_capture(target, sequences, tmp_path / "killed")
     done: list[int] = []
     with locked(again.folder):
-        fill(again, target, sequences, done.append)
+        fill(again, Live(target, sequences), "tiny", done.append)
     assert sum(done) == again.tokens(missing)
     assert not list(again.folder.glob("*.partial"))
     for i in range(len(sequences)):

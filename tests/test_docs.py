@@ -46,6 +46,7 @@ SHORTER: dict[str, list[str]] = {
 }  # fmt: skip
 ONLY_READ = {
     r"growth ": "it times cycles of all sizes; tests/test_growth.py",
+    r"capture .*--workers ": "it takes a Ray cluster; tests/test_ray_capture.py",
     r"chat ": "it reads a terminal; tests/test_chat.py",
     r"serve ": "it does not end; tests/test_stranger.py serves",
     r".*--synthesize ": "a random model writes no prompts; tests/test_synthesize.py",

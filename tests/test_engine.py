@@ -218,6 +218,31 @@ def test_the_context_ends_a_text() -> None:
     assert len(s.token_ids) == 96
 
 
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "gemma3"])
+def test_drafting_stops_at_the_end_of_the_context_and_decoding_goes_on_to_it(family: str, monkeypatch) -> None:
+    """One request ends there while another, which has room, is drafted for as ever."""
+    target = tiny_target(family, 4, torch.float32)
+    context, params = target.spec.context_len, SamplingParams(max_tokens=24, ignore_eos=True)
+    requests = [Request((1, 2, 3) * (n // 3), params) for n in (context - 13, 9)]
+    plain = [decode(target, Plain(), [r], max_len=context)[0] for r in requests]
+    deepest: list[int] = []
+    forward = target.forward
+
+    def seen(rows, cache, last_only=False):
+        deepest.append(int(rows.positions_RN.max()))
+        return forward(rows, cache, last_only)
+
+    monkeypatch.setattr(target, "forward", seen)
+    tree = TreeConfig(budget=20)
+    ours: list[Sequence] = []
+    for speculator in (Ngram(tree), eagle(target, tree, num_slots=2, max_len=context)):
+        ours = decode(target, speculator, requests, 2, context)
+        assert [s.emitted for s in ours] == [s.emitted for s in plain]
+        assert [(s.finish_reason, len(s.token_ids)) for s in ours] == [("length", context), ("length", 33)]
+    assert ours[1].drafting.num_drafted == 20 * ours[1].drafting.num_cycles
+    assert max(deepest) == context - 2  # the last token is emitted, and never read
+
+
 def test_times_and_counts_add_up() -> None:
     target = tiny_target("llama", 3, vocab_size=12)
     params = SamplingParams(max_tokens=40, ignore_eos=True)

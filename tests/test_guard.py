@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from typing import Any
 
 import pytest
 import torch
@@ -22,7 +23,8 @@ class Pairs(Plain):
     def draft(self, roots: Roots) -> DraftTree:
         lone = super().draft(roots)
         tensors = {name: x for name in DraftTree.__slots__ if isinstance(x := getattr(lone, name), torch.Tensor)}
-        return DraftTree(**{name: torch.cat((x, x), 1) for name, x in tensors.items()})
+        twice: dict[str, Any] = {name: torch.cat((x, x), 1) for name, x in tensors.items()}
+        return DraftTree(**twice)
 
     def steps_for(self, slot: int) -> int:
         return 1

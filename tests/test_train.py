@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from secondguess.capture.run import capture, fill, plan_capture
+from secondguess.capture.source import Live
 from secondguess.errors import UserError
 from secondguess.testing import tiny_target
 from secondguess.train.config import TrainConfig, dump_config, list_settings, load_config
@@ -257,7 +258,7 @@ def test_capture_keeps_what_it_has(tmp_path) -> None:
     store = plan_capture(target, sequences, tmp_path / "captures")
     assert store.missing == [0]
     assert not store.folder.exists()
-    fill(store, target, sequences, done.append)
+    fill(store, Live(target, sequences), "tiny", done.append)
     stamp = store.path(0).stat().st_mtime_ns
     again = capture(target, sequences, tmp_path / "captures")
     assert again.path(0).stat().st_mtime_ns == stamp

@@ -26,7 +26,7 @@ from secondguess.grammar import Grammars
 from secondguess.methods import WITH_DRAFTER, make_speculator, parse_method
 from secondguess.prompts import Prompt, as_list, encode
 from secondguess.target.hf import HFTarget
-from secondguess.target.load import load_target
+from secondguess.target.spread import load_spread
 from secondguess.types import AS_USUAL, Delta, Output, Request, SamplingParams, Speculation, Stats, Totals
 
 if TYPE_CHECKING:
@@ -39,15 +39,15 @@ class LLM:
     """A target with a way to speculate.
 
     ``target``: a local folder, a hub id, a ``.gguf`` file, an alias, or a target that is loaded already (several LLMs
-    may share it). ``method``: ``ar``, ``ngram``, ``eagle3.1``, ``pr``, ``hass`` or ``hass+pr``, with settings if
-    wanted (``pr:m=0``). ``drafter``: a folder, the name of one that ships, or one that is loaded already
-    (``methods.open_drafter``), which several LLMs may share; by default the one named like the method. Output never
-    depends on the method. ``others``: methods that a ``Request`` may ask for instead; then one whose drafter fails is
-    switched off with a warning, and decoding goes on without it; and so it does while ``method`` is slower than plain
-    decoding, for requests that ask for nothing else. ``max_model_len``: tokens of prompt and answer
-    together; by default all that the target can take, but at most 8192, because room for ``max_batch_size`` such
-    requests is allocated at once. ``dtype`` and ``device`` (``auto`` takes a GPU if there is one) are for a target that
-    is loaded here; one that is loaded already keeps its own.
+    may share it). Under torchrun it is spread over the processes (see ``target.spread``). ``method``: ``ar``,
+    ``ngram``, ``eagle3.1``, ``pr``, ``hass`` or ``hass+pr``, with settings if wanted (``pr:m=0``). ``drafter``: a
+    folder, the name of one that ships, or one that is loaded already (``methods.open_drafter``), which several LLMs may
+    share; by default the one named like the method. Output never depends on the method. ``others``: methods that a
+    ``Request`` may ask for instead; then one whose drafter fails is switched off with a warning, and decoding goes on
+    without it; and so it does while ``method`` is slower than plain decoding, for requests that ask for nothing else.
+    ``max_model_len``: tokens of prompt and answer together; by default all that the target can take, but at most 8192,
+    because room for ``max_batch_size`` such requests is allocated at once. ``dtype`` and ``device`` (``auto`` takes a
+    GPU if there is one) are for a target that is loaded here; one that is loaded already keeps its own.
 
     Raises UserError when something is unknown or does not fit together.
     """
@@ -68,7 +68,7 @@ class LLM:
         if not isinstance(max_batch_size, int) or max_batch_size < 1:
             raise UserError(f"max_batch_size must be a whole number, at least 1, got {max_batch_size!r}")
         if not isinstance(target, HFTarget):
-            target = run(load_target, str(target), dtype, str(choose_device(device)))
+            target = run(load_spread, str(target), dtype, str(choose_device(device)))
         self.target = target
         self.method = parse_method(method, tree or TreeConfig())
         same_budget = replace(tree or TreeConfig(), budget=self.method.tree.budget)

@@ -1,20 +1,22 @@
-"""Where training takes the target's states from: shards on disk, or the target itself."""
+"""Where states come from: shards on disk, the target itself, or (``served``) a server that runs it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
-from secondguess.capture.run import run_target
 from secondguess.capture.store import States
-from secondguess.target.base import Target
+from secondguess.target.base import Target, causal_rows
+
+BATCH_TOKENS = 2048
 
 
 class FeatureSource(Protocol):
-    """States of a list of sequences. ``StateStore`` reads them, ``Live`` makes them."""
+    """States of a list of sequences. ``StateStore`` reads them, ``Live`` and ``Served`` make them."""
 
     def read(self, indices: Sequence[int]) -> list[States]:
         """The states of these sequences, on the CPU."""
@@ -33,6 +35,32 @@ class Live:
     sequences: Sequence[Sequence[int]]
 
     def read(self, indices: Sequence[int]) -> list[States]:
+        found: dict[int, States] = {}
         with torch.autocast(self.target.spec.device.type, enabled=False):  # a trainer's precision is its own
-            found = dict(run_target(self.target, self.sequences, indices))
+            for group in batched_by_length({i: len(self.sequences[i]) for i in indices}):
+                states = forward_states(self.target, [self.sequences[i] for i in group])
+                found |= zip(group, states, strict=True)
         return [found[i] for i in indices]
+
+
+def batched_by_length(lengths: Mapping[int, int]) -> Iterator[list[int]]:
+    """Groups of similar length, so that little is padding."""
+    group: list[int] = []
+    for i in sorted(lengths, key=lengths.__getitem__):
+        if group and lengths[i] * (len(group) + 1) > BATCH_TOKENS:
+            yield group
+            group = []
+        group.append(i)
+    if group:
+        yield group
+
+
+def forward_states(target: Target, sequences: Sequence[Sequence[int]]) -> list[States]:
+    """States of each sequence: one causal forward over all of them."""
+    device = target.embedding.device
+    tokens_RN = pad_sequence([torch.tensor(ids, device=device) for ids in sequences], batch_first=True)
+    slots_R = torch.arange(len(sequences), device=device)
+    out = target.forward(causal_rows(slots_R, tokens_RN), target.new_cache(*tokens_RN.shape))
+    hidden_RN4H = torch.cat([out.taps_RNLH, out.hidden_RNH[:, :, None]], dim=2).to("cpu", torch.bfloat16)
+    best_RN = out.logits_RNV.argmax(dim=-1).to("cpu", torch.int32)
+    return [States(hidden_RN4H[r, : len(ids)], best_RN[r, : len(ids)]) for r, ids in enumerate(sequences)]

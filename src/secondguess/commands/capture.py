@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from importlib.util import find_spec
 from pathlib import Path
 
 from secondguess.commands.options import add_device
 from secondguess.commands.record import add_json, make_record, write_json
 from secondguess.device import choose_device
+from secondguess.errors import require
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,13 +20,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     precision = "of the target: auto, float32 or bfloat16; as train's setting (default: auto)"
     add("--precision", choices=("auto", "float32", "bfloat16"), default="auto", help=precision)
     add_device(parser)
+    server = "vLLM server that extracts hidden states (docs/scale.md); OPENAI_API_KEY is its key"
+    add("--endpoint", metavar="URL", help=server)
+    add("--model", metavar="NAME", help="the target's name there (default: TARGET)")
+    add("--workers", type=int, metavar="INT", help="make the states in so many processes of a Ray cluster")
     add("--dry-run", action="store_true", help="check everything, say what is missing, and stop")
     add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
+    check(args)
     from rich.console import Console
 
+    from secondguess.commands.capture_run import filler
     from secondguess.commands.train_run import capture, describe_captures
     from secondguess.train.device import open_target
     from secondguess.train.setup import plan_captures, read_fitting
@@ -34,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     captures = plan_captures(target, read_fitting(args.responses, target, console.print), args.captures)
     console.print(describe_captures(captures), soft_wrap=True)
     if not args.dry_run:
-        capture(captures, console)
+        capture(captures, console, filler(args, captures))
         console.print(f"complete in {captures.store.folder}", soft_wrap=True)
     if args.json:
         store = captures.store
@@ -47,3 +55,13 @@ def run(args: argparse.Namespace) -> int:
         }
         write_json(args.json, make_record(), "rows", [row])
     return 0
+
+
+def check(args: argparse.Namespace) -> None:
+    """Raises UserError for flags that do not go together, or need what is not installed."""
+    require(not (args.endpoint and args.workers), "give --endpoint or --workers: a server needs no workers")
+    require(args.endpoint or not args.model, "--model is for --endpoint")
+    require(args.workers is None or args.workers >= 1, f"--workers must be at least 1, got {args.workers}")
+    for flag, given, module in (("endpoint", args.endpoint, "httpx2"), ("ray", args.workers, "ray")):
+        missing = bool(given) and find_spec(module) is None
+        require(not missing, f"{module} is not installed; it comes with: pip install 'secondguess[{flag}]'")

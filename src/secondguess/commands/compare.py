@@ -21,7 +21,7 @@ from secondguess.llm import LLM
 from secondguess.methods import parse_method
 from secondguess.prompts import Message, encode
 from secondguess.target.hf import HFTarget
-from secondguess.target.load import load_target
+from secondguess.target.spread import is_follower, load_spread
 from secondguess.types import SamplingParams
 
 
@@ -34,9 +34,9 @@ def stdout_console() -> Console:
 
 def load(name: str, dtype: str = "float32", device: str = "auto") -> HFTarget:
     """Load a target; a terminal shows meanwhile what is done."""
-    with Console(stderr=True).status(Text(f"loading {name}")) as status:
+    with Console(stderr=True, quiet=is_follower()).status(Text(f"loading {name}")) as status:
         where = str(choose_device(device))
-        return run(load_target, name, dtype, where, say=lambda message: status.update(Text(message)))
+        return run(load_spread, name, dtype, where, say=lambda message: status.update(Text(message)))
 
 
 def make_llms(

@@ -7,14 +7,16 @@ import logging
 import os
 from dataclasses import replace
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from secondguess.commands.options import add_dataclass, add_device, from_args
 from secondguess.commands.others import others
 from secondguess.config import TreeConfig
 from secondguess.device import choose_device
-from secondguess.errors import UserError
+from secondguess.errors import UserError, require
 from secondguess.methods import METHODS, SHAPE, Method, parse_method, refuse_unused
+from secondguess.server.replicas import Replicas
 from secondguess.server.settings import Settings
 
 if TYPE_CHECKING:
@@ -39,6 +41,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--max-model-len", type=int, metavar="INT", help=room)
     batch = "requests decoded together; others wait (default: 8)"
     add("--max-batch-size", "--max-num-seqs", type=int, default=8, metavar="INT", help=batch)
+    add("--ray", action="store_true", help="serve replicas through Ray Serve, on this machine or RAY_ADDRESS's cluster")
+    add_dataclass(parser, Replicas)
     add_dataclass(parser, TreeConfig, SHAPE)
     add_dataclass(parser, Settings)
 
@@ -50,15 +54,46 @@ def run(args: argparse.Namespace) -> int:
     method = parse_method(args.method, tree)
     refuse_unused([method], tree)
     check_installed()
+    replicas = from_args(Replicas, args)
+    if args.ray:
+        return serve_replicas(args, method, tree, settings, replicas)
+    require(replicas == Replicas(), "settings of replicas are for --ray")
     from secondguess.server.listen import bind, listen
+    from secondguess.target.spread import is_follower
 
-    sock = bind(args.host, args.port)
+    sock = bind(args.host, 0 if is_follower() else args.port)
     start_logging()
     app = make(args, method, tree, settings)
     log.info("serving %s at http://%s:%d (a page for browsers is there, too)", args.target, *sock.getsockname()[:2])
     if settings.api_key is None and args.host not in LOOPBACK:
         log.warning("whoever reaches %s can use the server: --api-key lets in those who know it", args.host)
     return 0 if listen(app, sock) else 1
+
+
+def serve_replicas(
+    args: argparse.Namespace, method: Method, tree: TreeConfig, settings: Settings, replicas: Replicas
+) -> int:
+    """With a copy of all settings in each replica, on whatever machine it is."""
+    require(find_spec("ray") is not None, "ray is not installed; --ray needs: pip install 'secondguess[ray,serve]'")
+    from secondguess.integrations.ray_serve import deploy, wait_and_stop
+
+    settings = replace(settings, served_model_name=settings.served_model_name or args.target)
+    args = argparse.Namespace(**vars(args) | {name: absolute(getattr(args, name)) for name in ("target", "drafter")})
+
+    def make_replica() -> FastAPI:
+        start_logging()
+        return make(args, method, tree, settings)
+
+    start_logging()
+    deploy(make_replica, replicas, args.host, args.port, args.max_batch_size, settings.drain_timeout)
+    log.info("serving %s at http://%s:%d", settings.served_model_name, args.host, args.port)
+    wait_and_stop()
+    return 0
+
+
+def absolute(name: str | None) -> str | None:
+    """A path of this machine's that holds in another folder too; any other name as it is."""
+    return str(Path(name).resolve()) if name and Path(name).exists() else name
 
 
 def check_installed() -> None:
@@ -79,10 +114,10 @@ def make(args: argparse.Namespace, method: Method, tree: TreeConfig, settings: S
     from secondguess.llm import LLM
     from secondguess.server.app import make_app
     from secondguess.server.service import Service
-    from secondguess.target.load import load_target
+    from secondguess.target.spread import load_spread
 
     log.info("loading %s", args.target)
-    target = run(load_target, args.target, args.dtype, str(choose_device(args.device)))
+    target = run(load_spread, args.target, args.dtype, str(choose_device(args.device)))
     llm = LLM(
         target,
         args.drafter,

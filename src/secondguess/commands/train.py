@@ -58,7 +58,7 @@ def work(config: TrainConfig, dry_run: bool, json: Path | None) -> None:
             console.print(estimate(setup), soft_wrap=True)
             return
         if setup.captures and group.first:
-            capture(setup.captures, console)
+            capture(setup.captures, console, setup.captures.fill)
         group.wait()
         train(setup.trainer, console)
         if json and group.first:

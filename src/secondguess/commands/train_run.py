@@ -10,7 +10,6 @@ from typing import Any
 
 from rich.console import Console
 
-from secondguess.capture.run import fill
 from secondguess.commands.progress import progress
 from secondguess.lock import locked
 from secondguess.train.setup import Captures, Setup
@@ -57,14 +56,14 @@ def estimate(setup: Setup) -> str:
     return f"about {spent} without evaluation: {seconds:.2f} s a step, measured on one batch"
 
 
-def capture(captures: Captures, console: Console) -> None:
-    """Make the states that are missing."""
+def capture(captures: Captures, console: Console, fill: Callable[[Callable[[int], None]], None]) -> None:
+    """Make the states that are missing by ``fill``, whose argument hears how many more tokens were done."""
     store = captures.store
     if not store.missing:
         return
     with locked(store.folder), progress(console) as bar:
         task = bar.add_task("capturing target states", total=store.tokens(store.missing))
-        fill(store, captures.target, captures.sequences, lambda n: bar.advance(task, n))
+        fill(lambda n: bar.advance(task, n))
 
 
 def train(trainer: Trainer, console: Console) -> None:

@@ -23,7 +23,7 @@ from secondguess.engine.slots import SlotCache
 from secondguess.engine.speculate import Accepted, Draw, Roots, Speculator
 from secondguess.target.base import Target
 from secondguess.tree.layout import ancestors_or_self
-from secondguess.tree.trim import row_of
+from secondguess.tree.trim import no_deeper, row_of
 from secondguess.tree.walk import walk
 from secondguess.types import DraftTree, Origin, Rows, Totals, Verdict
 
@@ -87,6 +87,7 @@ def run_cycle(engine: Engine, batch: Batch) -> None:
     clock = Clock(engine.target.spec.device)
     clock.mark()
     tree = engine.speculator.draft(roots_of(batch.sequences, engine.target.spec.device))
+    tree = no_deeper(tree, rooms(batch.sequences, engine.target.spec.context_len))
     clock.mark()
     rows = verify_rows(tree, batch.sequences)
     out = engine.target.forward(rows, engine.cache)
@@ -119,6 +120,11 @@ def roots_of(sequences: list[Sequence], device: torch.device) -> Roots:
         draws=tuple(Draw(s.request.params.temperature, s.seed, s.request.choice) for s in sequences),
         device=device,
     )
+
+
+def rooms(sequences: list[Sequence], context_len: int) -> list[int]:
+    """How deep the tree of each request may go: the bonus token is the last that the target's context holds."""
+    return [context_len - len(s.token_ids) - 1 for s in sequences]
 
 
 def verify_rows(tree: DraftTree, sequences: list[Sequence]) -> Rows:

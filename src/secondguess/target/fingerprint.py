@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from secondguess.target.parts import whole
+
 SAMPLE = 1024
 CHUNK = 1 << 22  # values at once, so that memory stays small
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by the size of a value
@@ -26,7 +28,7 @@ def model_fingerprint(model: Any, form: str = "float32") -> str:
     settings = {key: value for key, value in model.config.to_dict().items() if key not in NO_MATTER}
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode())
     for name, parameter in model.named_parameters():
-        bits = parameter.detach().flatten().view(BITS[parameter.element_size()])
+        bits = whole(parameter.detach()).flatten().view(BITS[parameter.element_size()])
         sums = [int(chunk_sum) for chunk in bits.split(CHUNK) for chunk_sum in checksums(chunk)]
         digest.update(f"{name}{tuple(parameter.shape)}{parameter.dtype}{sums}".encode())
     if form != "float32":
@@ -47,7 +49,7 @@ def weights_fingerprint(model: Any) -> str:
     """
     digest = hashlib.sha256()
     for name, parameter in model.named_parameters():
-        values = parameter.detach().flatten()
+        values = whole(parameter.detach()).flatten()
         digest.update(name.encode())
         digest.update(half_bytes(values[:: max(1, len(values) // SAMPLE)]))
     return digest.hexdigest()[:16]

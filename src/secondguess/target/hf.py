@@ -26,6 +26,7 @@ from secondguess.target.fingerprint import model_fingerprint, weights_fingerprin
 from secondguess.target.lean import LeanDecoder, fits
 from secondguess.target.linear import can_pack, head_form, pack_linears, packed
 from secondguess.target.native import NativeDecoder, compiles
+from secondguess.target.parts import num_parts, whole
 from secondguess.target.replayed import SPARE, ReplayedForward
 from secondguess.types import Rows, TargetOut
 
@@ -68,12 +69,13 @@ class HFTarget:
         self.fingerprint = model_fingerprint(model, form)  # before packing takes the weights apart
         self._weights = weights_fingerprint(model)
         self.spec = _spec(model, form)
-        self.embedding: Tensor = model.get_input_embeddings().weight
-        self.head_weight: Tensor = model.get_output_embeddings().weight
+        embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+        self.embedding: Tensor = whole(embedding)
+        self.head_weight: Tensor = self.embedding if head is embedding else whole(head)
         self._softcap: float | None = getattr(model.config, "final_logit_softcapping", None)
         self._body = body_of(model, form)
         self._body.decoder.tap(self.spec.tap_layers)
-        self._replayed = ReplayedForward(self._pass) if usable(self.spec.device) else None
+        self._replayed = ReplayedForward(self._pass) if usable(self.spec.device) and num_parts(model) == 1 else None
 
     @property
     def forward_id(self) -> str:
@@ -111,11 +113,14 @@ class HFTarget:
         step = attention.Step(rows, cache)
         hidden_RNH = self._body.decoder(step)
         taps_RNLH = torch.stack([step.taps_RNH[layer] for layer in self.spec.tap_layers], 2)
-        logits_RNV = self.logits(hidden_RNH[:, -self._body.min_rows :] if last_only else hidden_RNH)
+        logits_RNV = self._scores(hidden_RNH[:, -self._body.min_rows :] if last_only else hidden_RNH)
         return TargetOut(hidden_RNH[:, :n], taps_RNLH[:, :n], logits_RNV[:, -1:] if last_only else logits_RNV[:, :n])
 
     def logits(self, hidden_RNH: Tensor) -> Tensor:
         """See ``Target.logits``."""
+        return self._scores(hidden_RNH)
+
+    def _scores(self, hidden_RNH: Tensor) -> Tensor:
         logits_RNV = self._body.head(hidden_RNH)
         if self._softcap is None:
             return logits_RNV
@@ -189,12 +194,13 @@ def _spec(model: Any, form: str) -> TargetSpec:
     config = model.config
     layers = model.base_model.layers
     dtype = str(model.dtype).removeprefix("torch.")
+    num_heads = config.num_key_value_heads // num_parts(model)
     return TargetSpec(
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
         num_layers=len(layers),
         context_len=config.max_position_embeddings,
-        layer_shapes=tuple((config.num_key_value_heads, layer.self_attn.head_dim) for layer in layers),
+        layer_shapes=tuple((num_heads, layer.self_attn.head_dim) for layer in layers),
         dtype=model.dtype,
         mode=dtype if form == "float32" else form,
         device=model.device,

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from secondguess.target.attention import Step
 from secondguess.target.linear import can_pack
+from secondguess.target.parts import num_parts
 
 Pack = Callable[[nn.Linear], nn.Module]
 FAMILIES = ("llama", "qwen2", "qwen3")
@@ -120,9 +121,10 @@ class LeanDecoder:
 
 
 def fits(model: Any) -> bool:
-    """Whether ``LeanDecoder`` computes what the model computes."""
+    """Whether ``LeanDecoder`` computes what the model computes, all of it in this process."""
     suits = model.dtype in (torch.float32, torch.float64) or model.device.type == "cuda"
-    return suits and model.config.model_type in FAMILIES and model.config.hidden_act == "silu"
+    ours = model.config.model_type in FAMILIES and model.config.hidden_act == "silu"
+    return suits and ours and num_parts(model) == 1
 
 
 def joined(*linears: nn.Linear) -> nn.Linear:

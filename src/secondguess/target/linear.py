@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from secondguess.errors import UserError
 from secondguess.kernels.build import BuildError
 from secondguess.kernels.linear import CompactLinear, holds, rounded
+from secondguess.target.parts import is_whole
 
 ROWS_HINT = 32  # oneDNN lays the weights out for about this many rows
 
@@ -68,10 +69,10 @@ def exact_form(model: nn.Module) -> str:
 
 
 def can_pack(model: nn.Module) -> bool:
-    """Whether all weights are float32 on the CPU and this build of PyTorch has the (private) oneDNN operators."""
+    """Whether all weights are here, in float32 on the CPU, and PyTorch's build has the (private) oneDNN operators."""
     if not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, "_reorder_linear_weight"):
         return False
-    return all(p.dtype == torch.float32 and p.device.type == "cpu" for p in model.parameters())
+    return is_whole(model) and all(p.dtype == torch.float32 and p.device.type == "cpu" for p in model.parameters())
 
 
 def pack_linears(model: nn.Module, form: str = "float32") -> None:

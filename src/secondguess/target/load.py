@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib.metadata
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from huggingface_hub import snapshot_download
@@ -28,6 +30,8 @@ WHOLE = {
 WEIGHT_ONLY = ("int8", "int4")  # of the weights, in groups with a scale; all else is float32
 DTYPES = (*WHOLE, *WEIGHT_ONLY)
 
+log = logging.getLogger(__name__)
+
 
 def load_target(
     name: str, dtype: str = "float32", device: str = "cpu", say: Callable[[str], None] | None = None
@@ -39,15 +43,27 @@ def load_target(
     """
     if dtype not in DTYPES:
         raise UserError(f"unknown dtype {dtype!r}; choose one of {', '.join(DTYPES)}")
-    folder = find_target(name, say or logging.getLogger(__name__).info)
-    try:
-        with quiet_transformers():
-            config, options = read_config(folder)
-            check_family(config)
-            numbers, form = precision(dtype, device)
-            model = load_whole(folder, dtype=numbers, use_safetensors=True, **options)
-            tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    folder = find_target(name, say or log.info)
+    numbers, form = precision(dtype, device)
+    with blamed_on(name):
+        model, tokenizer = read(folder, numbers)
         return HFTarget(model.to(device), tokenizer, form)
+
+
+def read(folder: Path, dtype: torch.dtype, **options: Any) -> tuple[Any, Any]:
+    """A model of a family that is supported, and its tokenizer. ``options``: of ``from_pretrained``."""
+    with quiet_transformers():
+        config, more = read_config(folder)
+        check_family(config)
+        model = load_whole(folder, dtype=dtype, use_safetensors=True, **more, **options)
+        return model, AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+
+
+@contextmanager
+def blamed_on(name: str) -> Generator[None]:
+    """Whatever goes wrong becomes a UserError about the target ``name``."""
+    try:
+        yield
     except UserError:
         raise
     except Exception as error:  # a damaged or foreign config makes the library raise nearly anything
@@ -80,7 +96,7 @@ def find_target(name: str, say: Callable[[str], None]) -> Path:
 def forms_of(name: str) -> dict[str, Path | None]:
     """Where a target lies as a Hugging Face ``folder`` and, if it came as one, as a ``gguf`` file."""
     gguf = _default_gguf() if name == DEFAULT else Path(name).expanduser() if name.endswith(".gguf") else None
-    return {"folder": find_target(name, logging.getLogger(__name__).info), "gguf": gguf}
+    return {"folder": find_target(name, log.info), "gguf": gguf}
 
 
 def _default_gguf() -> Path:

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from secondguess.capture.run import check_room, disk_need, plan_capture
-from secondguess.capture.source import Live
+from secondguess.capture.run import check_room, disk_need, fill, plan_capture
+from secondguess.capture.source import FeatureSource, Live
 from secondguess.capture.store import StateStore
 from secondguess.target.hf import HFTarget
 from secondguess.train.config import TrainConfig
@@ -23,11 +23,16 @@ from secondguess.train.trainer import Trainer
 
 @dataclass(frozen=True, slots=True)
 class Captures:
-    """Sequences, and the target whose states of them are, or will be, on disk."""
+    """A target whose states are, or will be, on disk, and what makes those that are missing."""
 
     target: HFTarget
     sequences: list[tuple[int, ...]]
     store: StateStore
+    source: FeatureSource
+
+    def fill(self, on_tokens: Callable[[int], None]) -> None:
+        """Make what is missing. ``on_tokens`` hears how many more tokens were done."""
+        fill(self.store, self.source, self.target.fingerprint, on_tokens)
 
     @property
     def bytes_missing(self) -> int:
@@ -71,6 +76,7 @@ def read_fitting(path: Path, target: HFTarget, say: Callable[[str], None]) -> li
 def plan_captures(target: HFTarget, responses: list[Response], folder: Path) -> Captures:
     """Where the states lie or will lie. Raises UserError if the disk has no room for those that are missing."""
     sequences = [r.input_ids for r in responses]
-    captures = Captures(target, sequences, plan_capture(target, sequences, folder.expanduser()))
+    store = plan_capture(target, sequences, folder.expanduser())
+    captures = Captures(target, sequences, store, Live(target, sequences))
     check_room(captures.store.folder, captures.bytes_missing)
     return captures

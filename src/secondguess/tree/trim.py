@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from heapq import heappop, heappush
 
 import torch
+from torch import Tensor
 from torch.nn.functional import pad
 
 from secondguess.types import DraftTree
@@ -34,7 +35,11 @@ def trim(tree: DraftTree, r: int, budget: int) -> DraftTree:
 
     That is its best nodes, because a draft adds one node after the other, the best one whose parent is in.
     """
-    kept_N = torch.tensor(best_nodes(tree, r, budget), device=tree.tokens_RN.device)
+    return of_nodes(tree, r, torch.tensor(best_nodes(tree, r, budget), device=tree.tokens_RN.device))
+
+
+def of_nodes(tree: DraftTree, r: int, kept_N: Tensor) -> DraftTree:
+    """The tree of request ``r`` alone, of the nodes ``kept_N`` (int64, ascending), whose parents are among them."""
     small = DraftTree(*(getattr(tree, name)[r : r + 1, kept_N] for name in PADDING))
     parents_RN = torch.searchsorted(kept_N, small.parents_RN)
     return DraftTree(
@@ -45,6 +50,15 @@ def trim(tree: DraftTree, r: int, budget: int) -> DraftTree:
         small.scores_RN,
         small.valid_RN,
     )
+
+
+def no_deeper(tree: DraftTree, rooms: Sequence[int]) -> DraftTree:
+    """The trees without the nodes of request ``r`` that are deeper than ``rooms[r]``."""
+    if min(rooms) >= tree.tokens_RN.shape[1] - 1:  # a tree is never deeper than it has nodes
+        return tree
+    fits_RN = tree.valid_RN & (tree.depths_RN <= torch.tensor(rooms, device=tree.depths_RN.device)[:, None])
+    parts = [of_nodes(tree, r, fits_N.nonzero()[:, 0]) for r, fits_N in enumerate(fits_RN)]
+    return side_by_side(parts, range(len(parts)))
 
 
 def best_nodes(tree: DraftTree, r: int, budget: int) -> list[int]:
@@ -68,7 +82,7 @@ def side_by_side(trees: Sequence[DraftTree], order: Sequence[int]) -> DraftTree:
     size = max(tree.tokens_RN.shape[1] for tree in trees)
     back_R = torch.tensor(order, device=trees[0].tokens_RN.device).argsort()
 
-    def column(name: str) -> torch.Tensor:
+    def column(name: str) -> Tensor:
         parts = (getattr(tree, name) for tree in trees)
         return torch.cat([pad(x_RN, (0, size - x_RN.shape[1]), value=PADDING[name]) for x_RN in parts])[back_R]
 

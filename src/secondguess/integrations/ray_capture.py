@@ -1,0 +1,62 @@
+"""Missing shards of states, made by workers all over a Ray cluster. Whoever imports this needs the extra ``ray``.
+
+Every worker loads the target once and takes a shard at a time. All machines have to see the responses and the shards
+under the same paths. A worker that dies is replaced, and its shard made again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ray.data
+import torch
+
+from secondguess.capture.run import fill
+from secondguess.train.device import open_target
+from secondguess.train.setup import plan_captures, read_fitting
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What each worker is told; the arguments of ``secondguess capture``."""
+
+    target: str
+    responses: Path
+    captures: Path
+    precision: str
+    device: str
+
+
+class Worker:
+    def __init__(self, task: Task) -> None:
+        target = open_target(task.target, task.precision, torch.device(task.device), silent)
+        self.captures = plan_captures(target, read_fitting(task.responses, target, silent), task.captures)
+
+    def __call__(self, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Rows ``{"shard"}`` become rows ``{"tokens"}``."""
+        c, shards = self.captures, batch["shard"].tolist()
+        fill(c.store, c.source, c.target.fingerprint, lambda n: None, shards)
+        return {"tokens": np.array([c.store.tokens([shard]) for shard in shards])}
+
+
+def fill_with_workers(task: Task, shards: list[int], num_workers: int, on_tokens: Callable[[int], None]) -> None:
+    """Let ``num_workers`` make ``shards``, on the cluster that RAY_ADDRESS names or on this machine."""
+    ray.data.DataContext.get_current().enable_progress_bars = False
+    rows: list[dict[str, Any]] = [{"shard": shard} for shard in shards]
+    made = ray.data.from_items(rows, override_num_blocks=len(rows)).map_batches(
+        Worker,
+        batch_size=1,
+        fn_constructor_args=(task,),
+        compute=ray.data.ActorPoolStrategy(size=min(num_workers, len(rows))),
+        num_gpus=1 if task.device == "cuda" else 0,
+    )
+    for row in made.iter_rows():
+        on_tokens(int(row["tokens"]))
+
+
+def silent(text: str) -> None:
+    """Workers have nobody to tell."""

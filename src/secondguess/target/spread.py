@@ -1,0 +1,183 @@
+"""A target larger than one device: transformers' tensor parallelism over the processes that torchrun started.
+
+Each process holds a part of every layer, and the K/V of its heads. Only the first has an engine, a drafter, noise and
+clients: it tells the others which pass comes next. So trees and tokens are chosen once, and whatever works in one
+process (a server, ``budget="auto"``) works in several.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+from transformers.distributed import DistributedConfig
+
+from secondguess.engine.slots import SlotCache
+from secondguess.errors import require
+from secondguess.target.hf import HFTarget
+from secondguess.target.load import WHOLE, blamed_on, find_target, load_target, read
+from secondguess.target.pretrained import read_config
+from secondguess.types import Rows, TargetOut
+
+CPU = torch.device("cpu")
+PATIENCE = timedelta(days=365)  # the others wait while the first has nothing to do
+NO_CACHE = -1
+
+log = logging.getLogger(__name__)
+
+
+def is_launched() -> bool:
+    """Whether torchrun started several processes, of which this is one."""
+    return dist.is_torchelastic_launched() and int(os.environ["WORLD_SIZE"]) > 1
+
+
+def is_follower() -> bool:
+    """Whether this process only does what the first one says."""
+    return is_launched() and int(os.environ["RANK"]) > 0
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What every process does next. Tensors are on the CPU; caches that were ``dropped`` are needed no more."""
+
+    work: str
+    cache: int
+    arguments: tuple[Any, ...]
+    dropped: tuple[int, ...]
+
+
+class Leader(HFTarget):
+    """The first process's part of a target, and its word to the others."""
+
+    def __init__(self, model: Any, tokenizer: PreTrainedTokenizerBase) -> None:
+        super().__init__(model, tokenizer)
+        self._num_caches = 0
+        self._dropped: list[int] = []
+        atexit.register(end)
+
+    def new_cache(self, num_slots: int, num_columns: int) -> SlotCache:
+        """The first process's part; the others hold theirs under the same number."""
+        number, self._num_caches = self._num_caches, self._num_caches + 1
+        self.tell("new_cache", number, num_slots, num_columns)
+        cache = LeaderCache(self, number, num_slots, num_columns)
+        weakref.finalize(cache, self._dropped.append, number)
+        return cache
+
+    def forward(self, rows: Rows, cache: SlotCache, last_only: bool = False) -> TargetOut:
+        assert isinstance(cache, LeaderCache)
+        self.tell("forward", cache.number, rows, last_only)
+        return super().forward(rows, cache, last_only)
+
+    @torch.no_grad()  # as in the others: with gradients transformers sends other messages
+    def logits(self, hidden_RNH: Tensor) -> Tensor:
+        self.tell("logits", NO_CACHE, hidden_RNH)
+        return super().logits(hidden_RNH)
+
+    def tell(self, work: str, cache: int, *arguments: Any) -> None:
+        dropped = tuple(self._dropped.pop() for _ in range(len(self._dropped)))
+        send(Call(work, cache, tuple(moved(a, CPU) for a in arguments), dropped))
+
+
+class LeaderCache(SlotCache):
+    """Compacted in all processes at once."""
+
+    def __init__(self, leader: Leader, number: int, num_slots: int, num_columns: int) -> None:
+        spec = leader.spec
+        super().__init__(num_slots, num_columns, spec.layer_shapes, spec.dtype, spec.device)
+        self.leader, self.number = leader, number
+
+    def compact(self, slots_R: Tensor, source_RN: Tensor, start_R: Tensor, count_R: Tensor) -> None:
+        self.leader.tell("compact", self.number, slots_R, source_RN, start_R, count_R)
+        super().compact(slots_R, source_RN, start_R, count_R)
+
+
+@torch.no_grad()
+def follow(target: HFTarget) -> None:
+    """Do what the first process does, until it ends."""
+    caches: dict[int, SlotCache] = {}
+    while (call := hear()) is not None:
+        for number in call.dropped:
+            del caches[number]
+        arguments = tuple(moved(a, target.spec.device) for a in call.arguments)
+        if call.work == "new_cache":
+            caches[call.cache] = target.new_cache(*arguments)
+        elif call.work == "compact":
+            caches[call.cache].compact(*arguments)
+        elif call.work == "logits":
+            target.logits(*arguments)
+        else:
+            rows, last_only = arguments
+            target.forward(rows, caches[call.cache], last_only)
+    dist.destroy_process_group()
+
+
+def send(call: Call | None) -> None:
+    dist.broadcast_object_list([call], src=0, device=CPU)
+
+
+def end() -> None:
+    """The first process ends, and the others with it."""
+    send(None)
+    dist.destroy_process_group()
+
+
+def hear() -> Call | None:
+    box: list[Call | None] = [None]
+    dist.broadcast_object_list(box, src=0, device=CPU)
+    return box[0]
+
+
+def moved(value: Any, device: torch.device) -> Any:
+    """Tensors and rows, to ``device``; anything else as it is."""
+    if isinstance(value, Rows):
+        return Rows(**{field.name: moved(getattr(value, field.name), device) for field in fields(Rows)})
+    return value.to(device) if isinstance(value, Tensor) else value
+
+
+def load_spread(
+    name: str, dtype: str = "float32", device: str = "cpu", say: Callable[[str], None] | None = None
+) -> HFTarget:
+    """As ``load_target``, over all processes that torchrun started on this machine; alone it is ``load_target``.
+
+    Only the first process returns. The others follow it and end when it does (SystemExit). Raises UserError as well if
+    the target's heads cannot be shared out, or its form is for one process.
+    """
+    if not is_launched():
+        return load_target(name, dtype, device, say)
+    require(dtype in WHOLE, f"dtype {dtype!r} is for one process: leave torchrun out")
+    count = start(device)
+    folder = find_target(name, say or log.info)
+    with blamed_on(name):
+        check_shares(read_config(folder)[0], count)
+        model, tokenizer = read(folder, WHOLE[dtype], distributed_config=DistributedConfig(tp_size=count))
+        if not is_follower():
+            return Leader(model, tokenizer)
+        follower = HFTarget(model, tokenizer)
+    follow(follower)
+    raise SystemExit(0)
+
+
+def start(device: str) -> int:
+    """Connect the processes; how many they are. Raises UserError if transformers would take another device."""
+    there = (torch.accelerator.current_accelerator() or CPU).type
+    require(device == there, f"device must be {there} here, where several processes share a target, got {device!r}")
+    if not dist.is_initialized():
+        dist.init_process_group("gloo" if there == "cpu" else "cpu:gloo,cuda:nccl", timeout=PATIENCE)
+    return dist.get_world_size()
+
+
+def check_shares(config: PreTrainedConfig, count: int) -> None:
+    """Raises UserError if ``count`` processes cannot have the same number of heads each."""
+    heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
+    shared = f"{count} processes cannot share {heads} attention heads and {kv_heads} K/V heads"
+    require(heads % count == 0 and kv_heads % count == 0, f"{shared}: start as many as divide both numbers")

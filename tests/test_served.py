@@ -1,0 +1,153 @@
+"""States from a server that extracts them: one of our own that speaks as vLLM does, and vLLM itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+pytest.importorskip("httpx2")
+
+from ports import free_port
+from secondguess.cache import cache_dir
+from secondguess.capture.run import fill, plan_capture
+from secondguess.capture.served import Served
+from secondguess.capture.source import Live
+from secondguess.errors import UserError
+from secondguess.target.base import default_tap_layers
+from secondguess.target.hf import HFTarget
+from secondguess.testing import tiny_target
+from tiny_folder import byte_tokenizer
+
+SEQUENCES = [(1, 2, 3, 4, 5), (9, 8, 7), (6,) * 12]
+
+
+def raw_states(target: HFTarget, ids: list[int]) -> torch.Tensor:
+    """[T, 4, H]: inputs of the tapped layers, and what the final norm reads, by transformers' own forward."""
+    model, read = target.model, []
+    hook = model.base_model.norm.register_forward_pre_hook(lambda _, args: read.append(args[0]))
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        states = model(torch.tensor([ids]), output_hidden_states=True, use_cache=False).hidden_states
+    hook.remove()
+    taps = default_tap_layers(target.spec.num_layers)
+    return torch.stack([*(states[layer][0] for layer in taps), read[0][0]], 1).contiguous()
+
+
+@contextmanager
+def server(target: HFTarget, folder: Path, extracts: bool = True, layers: int = 4) -> Iterator[str]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            ids = json.loads(self.rfile.read(int(self.headers["content-length"])))["prompt"]
+            path = folder / f"{threading.get_ident()}-{time.monotonic_ns()}.safetensors"
+            states = {"hidden_states": raw_states(target, ids)[:, :layers].contiguous(), "token_ids": torch.tensor(ids)}
+            save_file(states, path)
+            path.with_name(path.name + ".lock").touch()
+            said = {"kv_transfer_params": {"hidden_states_path": str(path)} if extracts else None}
+            body = json.dumps(said).encode()
+            self.send_response(200)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=http.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{http.server_port}/v1"
+    finally:
+        http.shutdown()
+        http.server_close()
+
+
+def test_served_states_are_those_of_the_target(tmp_path: Path) -> None:
+    target, twin = tiny_target("llama", 3), tiny_target("llama", 3)  # float64: the twin's own forward is still there
+    (tmp_path / "files").mkdir()
+    with server(twin, tmp_path / "files") as url:
+        source = Served(url, "tiny", None, target, SEQUENCES)
+        for ours, theirs in zip(source.read([2, 0]), Live(target, SEQUENCES).read([2, 0]), strict=True):
+            torch.testing.assert_close(ours.hidden_T4H, theirs.hidden_T4H)
+            assert torch.equal(ours.best_T, theirs.best_T)
+        store = plan_capture(target, SEQUENCES, tmp_path / "captures")
+        fill(store, source, "tiny", lambda n: None)
+    assert not store.missing
+    assert torch.equal(store[1].best_T, Live(target, SEQUENCES).read([1])[0].best_T)
+    assert not list((tmp_path / "files").iterdir()), "what was taken is removed"
+
+
+def test_servers_that_extract_nothing_or_something_else_are_named(tmp_path: Path) -> None:
+    target = tiny_target("llama", 3)
+    with server(target, tmp_path, extracts=False) as url, pytest.raises(UserError, match="extracts no hidden states"):
+        Served(url, "tiny", None, target, SEQUENCES).read([0])
+    with server(target, tmp_path, layers=3) as url, pytest.raises(UserError, match=r"extracts states \(5, 3, 32\)"):
+        Served(url, "tiny", None, target, SEQUENCES).read([0])
+
+
+VLLM = cache_dir() / "peers" / "vllm" / "bin" / "vllm"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.skipif(not VLLM.exists(), reason="no vllm: scripts/peers.sh vllm")
+def test_vllm_extracts_the_targets_states(tmp_path: Path) -> None:
+    target = tiny_target(
+        "llama", 3, torch.float32, vocab_size=257, hidden_size=256
+    )  # heads of 64, as its CPU kernels want
+    target.model.save_pretrained(tmp_path / "target")
+    byte_tokenizer().save_pretrained(tmp_path / "target")
+    sequences = [tuple(range(1, 40)), (5, 6, 7, 8)]
+    with vllm(tmp_path, target.spec.num_layers) as url:
+        states = Served(url, str(tmp_path / "target"), None, target, sequences).read([0, 1])
+    for ours, theirs in zip(states, Live(target, sequences).read([0, 1]), strict=True):
+        torch.testing.assert_close(ours.hidden_T4H.float(), theirs.hidden_T4H.float(), rtol=0.02, atol=0.02)
+        assert (ours.best_T == theirs.best_T).float().mean() > 0.9
+
+
+@contextmanager
+def vllm(folder: Path, num_layers: int) -> Iterator[str]:
+    port, layers = free_port(), [*default_tap_layers(num_layers), num_layers]
+    extract = {"eagle_aux_hidden_state_layer_ids": layers}
+    speculative = {
+        "method": "extract_hidden_states",
+        "num_speculative_tokens": 1,
+        "draft_model_config": {"hf_config": extract},
+    }
+    transfer = {
+        "kv_connector": "CpuHiddenStates",
+        "kv_connector_module_path": "cpu_hidden_states",
+        "kv_role": "kv_producer",
+        "kv_connector_extra_config": {"shared_storage_path": str(folder / "states")},
+    }
+    flags = ["--dtype", "float32", "--max-model-len", "128", "--enforce-eager", "--no-enable-chunked-prefill"]
+    configs = ["--speculative-config", json.dumps(speculative), "--kv-transfer-config", json.dumps(transfer)]
+    command = [str(VLLM), "serve", str(folder / "target"), "--port", str(port), *flags, *configs]
+    settings = {"VLLM_CPU_KVCACHE_SPACE": "1", "PYTHONPATH": str(Path(__file__).parent)}
+    log = (folder / "log").open("w")
+    process = subprocess.Popen(command, env=os.environ | settings, stdout=log, stderr=log)
+    try:
+        await_vllm(process, port, folder / "log")
+        yield f"http://127.0.0.1:{port}/v1"
+    finally:
+        process.terminate()
+        process.wait(60)
+        log.close()
+
+
+def await_vllm(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
+    probe = f"import urllib.request as r; r.urlopen('http://127.0.0.1:{port}/health', timeout=5)"
+    while subprocess.run([sys.executable, "-c", probe], capture_output=True, check=False).returncode:
+        assert process.poll() is None, log.read_text()[-4000:]
+        time.sleep(2)
