@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from secondguess import LLM, SamplingParams
 from secondguess.cli import main
@@ -134,3 +135,9 @@ def test_an_answer_that_is_interrupted_has_been_said_as_far_as_it_came(tiny: Pat
     assert talk(tiny, monkeypatch, piped("hello", "go on")) == 0
     assert "stopped" in capsys.readouterr().out
     assert load_target(str(tiny / "target")).tokenizer.decode(list(asked[1])) == "hello\nhalf an ans\ngo on\n"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_device_that_is_not_there_is_said(tiny: Path, monkeypatch, capsys) -> None:
+    assert main(["chat", "target", "--device", "cuda"]) == 2
+    assert "cuda" in capsys.readouterr().err

@@ -6,7 +6,7 @@ import argparse
 from importlib.util import find_spec
 from pathlib import Path
 
-from secondguess.commands.options import add_device
+from secondguess.commands.options import add_device, add_target
 from secondguess.commands.record import add_json, make_record, write_json
 from secondguess.device import choose_device
 from secondguess.errors import require
@@ -14,7 +14,7 @@ from secondguess.errors import require
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("target", metavar="TARGET", help="folder, hub id, .gguf file, or smollm2-135m")
+    add_target(parser)
     add("responses", type=Path, metavar="RESPONSES", help="JSONL file of the target's own answers, as train takes it")
     add("--captures", type=Path, default=Path("captures"), metavar="DIR", help="where states go (default: captures)")
     precision = "of the target: auto, float32 or bfloat16; as train's setting (default: auto)"

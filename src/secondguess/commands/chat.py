@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import fields
 
-from secondguess.commands.generate import NOT_FLAGS
-from secondguess.commands.options import add_dataclass, add_dtype, from_args
+from secondguess.commands.generate import add_sampling
+from secondguess.commands.options import add_dataclass, add_drafter, add_dtype, add_target, from_args
 from secondguess.commands.others import others
 from secondguess.config import TreeConfig
 from secondguess.methods import METHODS, SHAPE, parse_method, refuse_unused
@@ -14,15 +13,13 @@ from secondguess.types import SamplingParams
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("target", metavar="TARGET", help="folder, hub id, .gguf file, or smollm2-135m")
+    add_target(parser)
     methods = f"{', '.join(METHODS)}, with settings if wanted (pr:m=0); /method takes another"
     parser.add_argument("--method", default="pr", help=f"{methods} (default: pr)")
-    parser.add_argument("--drafter", help="folder, or name of one that ships (default: the one named like the method)")
+    add_drafter(parser)
     add_dtype(parser)
     add_dataclass(parser, TreeConfig, SHAPE)
-    names = ("--max-new-tokens", "--max-tokens")
-    parser.add_argument(*names, type=int, default=512, metavar="INT", help="of each answer, at most (default: 512)")
-    add_dataclass(parser, SamplingParams, {field.name for field in fields(SamplingParams)} - NOT_FLAGS)
+    add_sampling(parser, 512)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -33,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
     from secondguess.commands.compare import load, stdout_console
     from secondguess.llm import LLM
 
-    target = load(args.target, args.dtype)
+    target = load(args.target, args.dtype, args.device)
     more = others(method, args.drafter, target)
     llm = LLM(target, args.drafter, method=args.method, others=more, tree=tree, max_batch_size=1)
     llm.generate([0], SamplingParams(max_tokens=8, ignore_eos=True))  # what torch does once is no part of an answer

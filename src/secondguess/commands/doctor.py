@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import asdict
 
+from secondguess.commands.options import add_target
 from secondguess.commands.record import add_json, make_record, write_json
 from secondguess.config import TreeConfig
 from secondguess.errors import UserError
@@ -13,7 +14,7 @@ from secondguess.types import SamplingParams
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("target", metavar="TARGET", help="folder, hub id, .gguf file, or smollm2-135m")
+    add_target(parser)
     add("drafter", metavar="DRAFTER", help="folder, or name of one that ships for the target")
     probe = "replay the drafter over the target's answers to 20 prompts (default: do)"
     add("--probe", action=argparse.BooleanOptionalAction, default=True, help=probe)

@@ -8,7 +8,7 @@ import sys
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
-from secondguess.commands.options import add_dataclass, add_dtype, from_args
+from secondguess.commands.options import add_dataclass, add_drafter, add_dtype, add_target, from_args
 from secondguess.commands.record import add_json, make_record, write_json
 from secondguess.config import TreeConfig
 from secondguess.errors import UserError
@@ -26,18 +26,23 @@ NOT_FLAGS = {"max_tokens", "logit_bias", "logprobs", "prompt_logprobs"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("target", metavar="TARGET", help="folder, hub id, .gguf file, or smollm2-135m")
+    add_target(parser)
     parser.add_argument("prompts", metavar="PROMPT", nargs="+", help="text to answer; - reads it from standard input")
     methods = f"comma-separated: {', '.join(METHODS)}, with settings if wanted (pr:budget=24,m=2)"
     parser.add_argument("--method", default="pr", help=f"{methods} (default: pr)")
-    parser.add_argument("--drafter", help="folder, or name of one that ships (default: the one named like the method)")
+    add_drafter(parser)
     add_dtype(parser)
     parser.add_argument("--raw", action="store_true", help="continue the prompt as it is, without the chat template")
     parser.add_argument("--show-tree", action="store_true", help="draw the last draft tree of each answer")
     add_json(parser)
     add_dataclass(parser, TreeConfig, SHAPE)
-    names = ("--max-new-tokens", "--max-tokens")
-    parser.add_argument(*names, type=int, default=128, metavar="INT", help="new tokens at most (default: 128)")
+    add_sampling(parser, 128)
+
+
+def add_sampling(parser: argparse.ArgumentParser, max_new_tokens: int) -> None:
+    """How the tokens of an answer are chosen, and how many by default."""
+    names, most = ("--max-new-tokens", "--max-tokens"), f"new tokens of an answer, at most (default: {max_new_tokens})"
+    parser.add_argument(*names, type=int, default=max_new_tokens, metavar="INT", help=most)
     add_dataclass(parser, SamplingParams, {field.name for field in fields(SamplingParams)} - NOT_FLAGS)
 
 

@@ -6,9 +6,8 @@ import argparse
 from pathlib import Path
 from types import ModuleType
 
-from secondguess.commands.options import add_dtype
+from secondguess.commands.options import add_dtype, add_target
 from secondguess.commands.record import add_json, make_record, write_json
-from secondguess.commands.workload import add_target
 from secondguess.errors import UserError
 
 

@@ -44,6 +44,15 @@ def from_args(cls: type[T], args: Namespace, **more: Any) -> T:
         raise UserError(str(error)) from error
 
 
+def add_target(parser: ArgumentParser) -> None:
+    parser.add_argument("target", metavar="TARGET", help="folder, hub id, .gguf file, or smollm2-135m")
+
+
+def add_drafter(parser: ArgumentParser) -> None:
+    which = "folder, or name of one that ships (default: the one named like the method)"
+    parser.add_argument("--drafter", help=which)
+
+
 def add_dtype(parser: ArgumentParser) -> None:
     """What the target computes with, and where."""
     parser.add_argument("--dtype", default="float32", help=DTYPES)

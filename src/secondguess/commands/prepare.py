@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from secondguess.atomic import check_folder
 from secondguess.bench.tasks import TASKS, load_tasks
-from secondguess.commands.options import DTYPES, add_device
+from secondguess.commands.options import DTYPES, add_device, add_target
 from secondguess.commands.record import add_json, make_record, write_json
 from secondguess.commands.workload import comma_separated
 from secondguess.errors import UserError
@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "is the target's own. Answers that --out holds are kept, so an interrupted run goes on when it is given again."
     )
     add = parser.add_argument
-    add("target", metavar="TARGET", help="folder, hub id, .gguf file, or smollm2-135m")
+    add_target(parser)
     formats = ".jsonl with turns, messages or conversations in each line, or .txt with a prompt a line"
     add("prompts", metavar="FILE", nargs="*", type=Path, help=formats)
     add("--out", type=Path, required=True, metavar="FILE", help="answers, for train; answers that it holds are kept")

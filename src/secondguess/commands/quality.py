@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 
 from secondguess.bench.peers.known import KNOWN
-from secondguess.commands.options import add_device
+from secondguess.commands.options import add_device, add_target
 from secondguess.commands.record import add_json, make_record, write_json
-from secondguess.commands.workload import add_replay_batch, add_sources, add_target, check_numbers, comma_separated
+from secondguess.commands.workload import add_replay_batch, add_sources, check_numbers, comma_separated
 from secondguess.errors import UserError, did_you_mean
 
 DTYPES = ("float32", "bfloat16", "int8", "int4")

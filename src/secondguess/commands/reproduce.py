@@ -9,8 +9,9 @@ from pathlib import Path
 from secondguess.atomic import check_folder
 from secondguess.bench.paper import PAPER
 from secondguess.bench.tasks import ORDER
+from secondguess.commands.options import add_target
 from secondguess.commands.record import add_json, make_record
-from secondguess.commands.workload import add_replay_batch, add_target, add_texts, check_numbers, comma_separated
+from secondguess.commands.workload import add_replay_batch, add_texts, check_numbers, comma_separated
 from secondguess.config import TreeConfig
 from secondguess.errors import UserError, did_you_mean
 from secondguess.reproduce.arms import ARMS, parse_arms

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from secondguess.commands.options import add_dataclass, add_device, from_args
+from secondguess.commands.options import add_dataclass, add_device, add_drafter, add_target, from_args
 from secondguess.commands.others import others
 from secondguess.config import TreeConfig
 from secondguess.device import choose_device
@@ -29,8 +29,8 @@ log = logging.getLogger(__name__)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("target", metavar="TARGET", help="folder, hub id, .gguf file, or smollm2-135m")
-    add("--drafter", help="folder, or name of one that ships (default: the one named like the method)")
+    add_target(parser)
+    add_drafter(parser)
     methods = f"{', '.join(METHODS)}, with settings if wanted (pr:m=0); a request may ask for another"
     add("--method", default="pr", help=f"{methods} (default: pr)")
     add("--host", default="127.0.0.1", help="address to listen at (default: 127.0.0.1, this machine only)")

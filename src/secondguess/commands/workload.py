@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from secondguess.bench.tasks import DATA_VARIABLE, TASKS, TaskPrompt, load_tasks
-from secondguess.commands.options import add_dataclass, add_dtype, either, from_args
+from secondguess.commands.options import add_dataclass, add_drafter, add_dtype, add_target, either, from_args
 from secondguess.config import TreeConfig
 from secondguess.errors import UserError
 from secondguess.methods import METHODS, Method, refuse_unused, split_methods
@@ -35,12 +35,8 @@ def add_workload(parser: argparse.ArgumentParser, more: str, method: str = "ar,e
     add("--budget", dest="budgets", type=budgets, default=(48,), metavar="INT or auto,...", help=budget)
     baseline = "each with its own baseline (default: 0)"
     add("--temperature", dest="temperatures", type=floats, default=(0.0,), metavar="FLOAT,...", help=baseline)
-    add("--drafter", help="folder, or name of one that ships (default: the one named like the method)")
+    add_drafter(parser)
     add_dataclass(parser, TreeConfig, ("grow_width", "offer_width", "num_steps", "num_reconsider"))
-
-
-def add_target(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("target", metavar="TARGET", help="folder, hub id, .gguf file, or smollm2-135m")
 
 
 def add_texts(parser: argparse.ArgumentParser) -> None:
