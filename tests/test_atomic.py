@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import os
 import platform
-import subprocess
-import sys
 from pathlib import Path
 
+from dead_pid import dead_pid
 from secondguess.atomic import replacing, temporary_name
 
 
 def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
-    dead = subprocess.Popen([sys.executable, "-c", ""])
-    dead.wait()
-    here, alive = platform.node(), os.getppid()
-    left = [f".shard.{here}.{dead.pid}.partial", f".a.b.json.{here}.{dead.pid}.partial"]
+    dead, here, alive = dead_pid(), platform.node(), os.getppid()
+    left = [f".shard.{here}.{dead}.partial", f".a.b.json.{here}.{dead}.partial"]
     others = [
         f".shard.{here}.{alive}.partial",  # at work
-        f".shard.elsewhere.{dead.pid}.partial",  # perhaps at work on another machine
-        f"shard.{here}.{dead.pid}.partial",  # not one of our names
+        f".shard.elsewhere.{dead}.partial",  # perhaps at work on another machine
+        f"shard.{here}.{dead}.partial",  # not one of our names
         ".shard.partial",
     ]
     for name in (*left, *others):

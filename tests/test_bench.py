@@ -572,3 +572,27 @@ def test_bad_input_is_one_line_and_exit_2(flags, said, command, capsys) -> None:
     assert err.count("\n") == 1
     assert said in err
     assert not Path("runs").exists()
+
+
+def test_two_prompts_of_one_name_are_refused(command, capsys) -> None:
+    Path("own.jsonl").write_text('{"id": "q", "turns": ["Say hi", "Again"]}\n{"id": "q#2", "turns": ["Count"]}\n')
+    assert command("--method", "ngram") == 2
+    assert "row 'q#2' has the name of another row's later turn" in capsys.readouterr().err
+
+
+def test_files_of_others_in_the_run_folder_stay(command) -> None:
+    Path("r/sub").mkdir(parents=True)
+    Path("r/sub/.movie.partial").write_text("precious")
+    assert command("--method", "ngram", "--out", "r") == 0
+    assert Path("r/sub/.movie.partial").read_text() == "precious"
+    assert command("--method", "ngram", "--out", "r", "--json", "r/requests.jsonl") == 2
+    assert Path("r/requests.jsonl").read_text()
+
+
+@pytest.mark.parametrize("change", [('"num_cycles": ', '"num_cycles": 1'), ('"token_ids": [', '"token_ids": [1, ')])
+def test_an_altered_line_is_known(command, capsys, change: tuple[str, str]) -> None:
+    assert command("--method", "ngram", "--out", "r") == 0
+    file = Path("r/requests.jsonl")
+    file.write_text(file.read_text().replace(*change, 1))
+    assert command("--method", "ngram", "--out", "r") == 2
+    assert "r/requests.jsonl:1 is damaged" in capsys.readouterr().err

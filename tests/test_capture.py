@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 import random
 import shutil
 from collections import namedtuple
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from dead_pid import dead_pid
 from secondguess.capture import store as capture_store
 from secondguess.capture.run import capture, fill, plan_capture
 from secondguess.capture.source import Live
@@ -94,7 +96,7 @@ def test_a_killed_capture_goes_on(tmp_path: Path, monkeypatch) -> None:
         fill(store, Live(target, sequences), "tiny", kill)
     missing = store.missing
     assert 0 < len(missing) < len(store.shards)
-    (store.folder / ".states-00004.safetensors.99999.partial").write_bytes(b"half")
+    (store.folder / f".states-00004.safetensors.{platform.node()}.{dead_pid()}.partial").write_bytes(b"half")
     again = plan_capture(target, sequences, tmp_path / "killed")
     done: list[int] = []
     with locked(again.folder):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import random
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from dead_pid import dead_pid
 from killed_run import CHANGES
 from secondguess.drafter.checkpoint import load_drafter
 from secondguess.errors import UserError
@@ -77,7 +79,8 @@ def test_two_processes_cannot_write_one_run(tmp_path: Path) -> None:
 
 def test_what_a_killed_writer_left_is_removed(tmp_path: Path) -> None:
     run = tiny_run(tmp_path, "run", epochs=1)
-    stale = [run.folder.path / ".resume.pt.1.partial", run.folder.latest_drafter / ".model.safetensors.1.partial"]
+    whose = f"{platform.node()}.{dead_pid()}.partial"
+    stale = [run.folder.path / f".resume.pt.{whose}", run.folder.latest_drafter / f".model.safetensors.{whose}"]
     for path in stale:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"half")

@@ -43,12 +43,15 @@ def writing(path: Path) -> Generator[Path]:
         yield temporary
 
 
-@cache  # once per process: a run may write thousands of files into a folder
-def _sweep(folder: Path) -> None:
+def sweep(folder: Path) -> None:
+    """Remove what killed processes of this machine have left in the folder under temporary names."""
     ours = re.compile(rf"\..+\.{re.escape(platform.node())}\.(\d+)\.partial")
     for path in folder.glob(".*.partial"):
         if (left := ours.fullmatch(path.name)) and not _is_running(int(left[1])):
             path.unlink(missing_ok=True)
+
+
+_sweep = cache(sweep)  # once per process: a run may write thousands of files into a folder
 
 
 def _is_running(pid: int) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
+from secondguess.atomic import sweep
 from secondguess.errors import UserError
 
 
@@ -22,6 +23,5 @@ def locked(folder: Path) -> Generator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise UserError(f"another process writes in {folder}: wait for it, or choose another folder") from None
-        for partial in folder.rglob(".*.partial"):
-            partial.unlink()
+        sweep(folder)
         yield

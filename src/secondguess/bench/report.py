@@ -163,8 +163,8 @@ def columns(rows: Sequence[Row]) -> list[tuple[str, str, str]]:
 
 def cells(row: Row, shown: Sequence[tuple[str, str, str]]) -> list[str]:
     texts = ["-" if row.get(field) is None else form.format(row[field]) for _, field, form in shown]
-    if row["method"] in KNOWN:  # a name of two words, which may wrap
-        texts[0] = texts[0].replace(":", " :")
+    if row["method"] in KNOWN:  # what another engine drafts is its own business
+        texts[[field for _, field, _ in shown].index("budget")] = "-"
     if row["num_failed"]:
         texts[-1] += f", {row['num_failed']} failed"
     if row["num_excused"]:
@@ -184,7 +184,9 @@ def rich_tables(rows: Sequence[Row]) -> list[Table]:
             justify, overflow = ("left", "fold") if is_name else ("right", "crop")
             table.add_column(heading, justify=justify, overflow=overflow, no_wrap=not is_name)
         for row in part:
-            table.add_row(*map(Text, cells(row, shown)))
+            name, *numbers = cells(row, shown)
+            name = name.replace(":", " :") if row["method"] in KNOWN else name  # it may wrap there
+            table.add_row(Text(name), *map(Text, numbers))
     return tables
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 from secondguess.types import FinishReason, Output, Stats
@@ -33,11 +34,20 @@ class Result:
     error: str | None = None  # why there is no text
     peak_memory_bytes: int = 0  # of the process that decoded, so far
     wall_s: float = 0.0  # of the group's whole call; 0 where it was not taken
+    versions: Mapping[str, str] = field(default_factory=dict)  # of another engine's packages
 
     @classmethod
-    def of(cls, key: Key, group: int, output: Output, peak_memory_bytes: int = 0, wall_s: float = 0.0) -> Result:
+    def of(
+        cls,
+        key: Key,
+        group: int,
+        output: Output,
+        peak_memory_bytes: int = 0,
+        wall_s: float = 0.0,
+        versions: Mapping[str, str] | None = None,
+    ) -> Result:
         text = output.seed, output.finish_reason, output.token_ids, output.text
-        return cls(key, group, *text, output.stats, None, peak_memory_bytes, wall_s)
+        return cls(key, group, *text, output.stats, None, peak_memory_bytes, wall_s, versions or {})
 
     @classmethod
     def failed(cls, key: Key, group: int, seed: int, error: str) -> Result:

@@ -88,7 +88,8 @@ def take(bench: Bench, group: Group, method: Method, temperature: float, round_:
         reason = f"{type(error).__name__}: {error}"
         return [Result.failed(key, number, p.seed or 0, reason) for key, p in zip(where, job.params, strict=True)]
     wall_s, peak = perf_counter() - started, peak_memory(bench.decoder(method))
-    return [Result.of(key, number, output, peak, wall_s) for key, output in zip(where, outputs, strict=True)]
+    versions = bench.peers[method].versions if method in bench.peers else None
+    return [Result.of(key, number, output, peak, wall_s, versions) for key, output in zip(where, outputs, strict=True)]
 
 
 def peak_memory(llm: LLM | Peer) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 
 from secondguess.atomic import check_folder, replacing, whole_lines
 from secondguess.bench.result import Key, Result
+from secondguess.bench.signed import signed, unsigned
 from secondguess.errors import UserError
 
 
@@ -28,7 +29,7 @@ class Store:
 
     def add(self, results: Sequence[Result]) -> None:
         """Keep the results of one group, on disk before anything else happens."""
-        lines = [json.dumps(r.line() | {"revision": self.revision}, ensure_ascii=False) + "\n" for r in results]
+        lines = [signed(r.line() | {"revision": self.revision}) for r in results]
         with self._requests.open("a", encoding="utf-8") as file:
             file.write("".join(lines))
         self.results |= {r.key: r for r in results}
@@ -50,7 +51,7 @@ class Store:
         results = []
         for number, line in enumerate(whole_lines(self._requests), 1):
             try:
-                fields = json.loads(line)
+                fields = unsigned(line)
                 results.append(Result.from_line(fields))
                 self.revisions.add(fields["revision"])
             except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

@@ -124,5 +124,5 @@ def read(path: Path) -> Iterator[Line]:
         for number, text in enumerate(file, 1):
             try:
                 yield Line(**json.loads(text))
-            except (ValueError, TypeError) as error:
+            except (ValueError, TypeError, RecursionError) as error:
                 raise UserError(f"{path}:{number}: not a line of a trace: make one with 'secondguess trace'") from error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -11,6 +10,7 @@ from typing import Any, NamedTuple
 
 from secondguess.atomic import check_folder
 from secondguess.bench.plan import Prompt, prompt_seed
+from secondguess.bench.signed import sha256, signed, unsigned
 from secondguess.llm import LLM
 from secondguess.types import FinishReason, SamplingParams
 
@@ -38,7 +38,7 @@ class Transcript:
 
 
 def key_of(prompt: Prompt) -> Key:
-    return Key(prompt.task, prompt.id, _sha256([prompt.ids, prompt.stop]))
+    return Key(prompt.task, prompt.id, sha256([prompt.ids, prompt.stop]))
 
 
 class TranscriptStore:
@@ -49,7 +49,7 @@ class TranscriptStore:
     """
 
     def __init__(self, parent: Path, made_of: Mapping[str, Any]) -> None:
-        self.folder = parent / _sha256(dict(made_of) | {"format": FORMAT})[:16]
+        self.folder = parent / sha256(dict(made_of) | {"format": FORMAT})[:16]
         check_folder(self.folder)
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / "made_of.json").write_text(json.dumps(dict(made_of), indent=2) + "\n", encoding="utf-8")
@@ -59,7 +59,7 @@ class TranscriptStore:
     def add(self, transcripts: Iterable[Transcript]) -> None:
         """Keep texts, on disk before anything else happens."""
         made = list(transcripts)
-        lines = [json.dumps(_signed(asdict(t)), ensure_ascii=False) + "\n" for t in made]
+        lines = [signed(asdict(t)) for t in made]
         with self._lines.open("a", encoding="utf-8") as file:
             # A line that a kill cut short would swallow the next one.
             file.write("".join(lines) if _ends_whole(self._lines) else "\n" + "".join(lines))
@@ -99,25 +99,15 @@ def _decode(llm: LLM, prompts: Sequence[Prompt], params: SamplingParams) -> list
     ]
 
 
-def _signed(line: dict[str, Any]) -> dict[str, Any]:
-    return line | {"sha256": _sha256(line)}
-
-
 def _parse(data: bytes) -> Transcript | None:
     try:
-        line = json.loads(data)
-        if line.pop("sha256") != _sha256(line):
-            return None
+        line = unsigned(data)
         line["key"] = Key(*line["key"])
         for name in ("prompt_ids", "answer_ids", "beyond_ids"):
             line[name] = tuple(line[name])
         return Transcript(**line)
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
-
-
-def _sha256(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def _ends_whole(path: Path) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
@@ -13,6 +14,7 @@ from secondguess.bench.peers.known import KNOWN
 from secondguess.commands.progress import progress
 from secondguess.commands.record import add_json, make_record, passport, write_json
 from secondguess.commands.workload import add_workload, check, comma_separated
+from secondguess.errors import require
 from secondguess.lock import locked
 
 if TYPE_CHECKING:
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from secondguess.bench.runner import Bench
     from secondguess.bench.store import Store
 
+FILES = ("settings.json", "requests.jsonl", "audits.json", "table.md")  # of a run folder
 TABLE_WIDTH = 80  # at least: a narrower terminal breaks lines rather than numbers
 
 
@@ -51,6 +54,8 @@ def run(args: argparse.Namespace) -> int:
     bench = make_bench(args, target, methods, prompts, stderr)
     folder = args.out or default_folder()
     check_folder(folder)
+    own = args.json and args.json.absolute().parent == folder.absolute() and args.json.name in FILES
+    require(not own, f"--json {args.json} is a file of the run folder itself: name another file")
     with locked(folder), closing(bench):
         store = open_store(args, folder, target, bench, record)
         try:
@@ -86,14 +91,21 @@ def measure(bench: Bench, store: Store, console: Console) -> Findings:
         return Findings(bench, store.results, audit_all(bench, store.results))
 
 
+def peer_versions(results: Iterable[Result]) -> dict[str, str]:
+    """What other engines the results were made with; several versions where one was changed on the way."""
+    found: dict[str, set[str]] = {}
+    for result in results:
+        for name, version in result.versions.items():
+            found.setdefault(f"{result.key.method}: {name}", set()).add(version)
+    return {name: ", ".join(sorted(versions)) for name, versions in found.items()}
+
+
 def write(findings: Findings, record: dict[str, Any], folder: Path, json_file: Path | None) -> None:
     """Tables to standard output; rows, tables and audits to the run folder."""
     from secondguess.bench.report import markdown, rich_tables
     from secondguess.commands.compare import stdout_console
 
-    peers = findings.bench.peers.items()
-    theirs = {f"{m.typed}: {name}": version for m, peer in peers for name, version in peer.versions.items()}
-    record = record | {"versions": record["versions"] | theirs}
+    record = record | {"versions": record["versions"] | peer_versions(findings.results.values())}
     rows = findings.rows()
     totals = findings.totals() if len({row["task"] for row in rows}) > 1 else []
     shown = rows + totals
@@ -101,7 +113,8 @@ def write(findings: Findings, record: dict[str, Any], folder: Path, json_file: P
         write_json(path, record, "rows", rows, totals=totals)
     audits = [key._asdict() | asdict(audit) for key, audit in findings.audits.items()]
     write_json(folder / "audits.json", record, "results", audits)
-    (folder / "table.md").write_text(f"{passport(record)}\n\n{markdown(shown)}", encoding="utf-8")
+    remarks = "".join(f"- {line}\n" for line in findings.doubts())
+    (folder / "table.md").write_text(f"{passport(record)}\n\n{markdown(shown)}\n{remarks}", encoding="utf-8")
     console = stdout_console()
     console.width = max(console.width, TABLE_WIDTH)
     for table in rich_tables(shown):

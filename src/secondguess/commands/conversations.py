@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,7 @@ from secondguess.cache import cache_dir
 from secondguess.commands.compare import prompt_ids
 from secondguess.commands.progress import progress
 from secondguess.commands.record import make_record
-from secondguess.errors import UserError
+from secondguess.errors import UserError, require
 from secondguess.llm import LLM
 from secondguess.prompts import Message
 from secondguess.target.hf import HFTarget
@@ -43,7 +44,10 @@ def encode_all(
             for messages, answer in zip(talks.values(), answers, strict=True):
                 text = target.tokenizer.decode(answer.answer_ids, skip_special_tokens=True)
                 messages.append({"role": "assistant", "content": text})
-    return [prompt for task in tasks for prompt in made[task]]
+    prompts = [prompt for task in tasks for prompt in made[task]]
+    for (task, name), count in Counter((p.task, p.id) for p in prompts).items():
+        require(count == 1, f"task {task}: row {name!r} has the name of another row's later turn: give it another id")
+    return prompts
 
 
 def encode(target: HFTarget, task: TaskPrompt, turn: int, messages: list[Message]) -> Prompt:

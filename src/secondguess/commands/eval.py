@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from secondguess.methods import Method
 
 
+TABLE_WIDTH = 110  # at least: a narrower terminal breaks lines rather than numbers
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_workload(parser, "what drafts nothing is left out")
     add_replay_batch(parser)
@@ -43,6 +46,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         write_json(args.json, make_record(), "rows", rows)
     console = stdout_console()
+    console.width = max(console.width, TABLE_WIDTH)
     for table in rich_tables(rows, against):
         console.print(table, "")
     return 0

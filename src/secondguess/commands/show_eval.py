@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 DEPTHS_SHOWN = 3
-COLUMNS = ("method", "budget", "tau", "no loops", "gain", "95 %", "depth 1", "2", "3", "refined: drafted", "accepted")
+COLUMNS = ("method", "budget", "tau", "no loops", "gain", "95 %", "depth 1", "2", "3", "refined", "accepted")
 
 
 def rich_tables(rows: Sequence[dict[str, Any]], against: str) -> list[Table]:
@@ -24,7 +24,9 @@ def rich_tables(rows: Sequence[dict[str, Any]], against: str) -> list[Table]:
         title += f"gain in tau over {against}" + (", without those that loop" if looping else "")
         tables.append(table := Table(title=Text(title), title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0)))
         for heading in COLUMNS:
-            table.add_column(heading, justify="left" if heading == "method" else "right")
+            is_name = heading == "method"
+            justify, overflow = ("left", "fold") if is_name else ("right", "crop")
+            table.add_column(heading, justify=justify, overflow=overflow, no_wrap=not is_name)
         for row in part:
             table.add_row(*map(Text, cells(row)))
     return tables
