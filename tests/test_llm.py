@@ -309,6 +309,18 @@ def test_an_eagle_method_runs_a_pr_drafter_at_level_0(folder) -> None:
     assert zero.last_trace
 
 
+def test_a_method_may_name_its_drafter(folder) -> None:
+    pr = folder / "drafters" / "pr"
+    named = LLM(folder / "target", method=f"eagle3.1:drafter={pr},num_steps=3", tree=TREE)
+    given = LLM(folder / "target", pr, method="eagle3.1:num_steps=3", tree=TREE)
+    for one, two in zip(named.stream("hello", LONG), given.stream("hello", LONG), strict=True):
+        assert one.token_ids == two.token_ids
+        if named.last_trace and given.last_trace:
+            assert torch.equal(named.last_trace.tree.tokens_RN, given.last_trace.tree.tokens_RN)
+    with pytest.raises(UserError, match="ngram does not use drafter"):
+        LLM(folder / "target", method=f"ngram:drafter={pr}")
+
+
 @pytest.mark.parametrize(
     ("prompts", "params", "said"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import fields
 
@@ -34,6 +35,20 @@ def test_held_out_split_is_stable_when_data_is_added() -> None:
     _, more = split_held_out([*responses, *(Response(f"s{i}", (1, 2, 3), 1) for i in range(100))], 0.1)
     assert held_out == [i for i in more if i < 400]
     assert 20 < len(held_out) < 60
+
+
+def test_what_prepare_answers_first_is_not_held_out_first() -> None:
+    ids = sorted((f"r{i}" for i in range(400)), key=lambda id_: hashlib.sha256(id_.encode()).digest())
+    _, held_out = split_held_out([Response(id_, (1, 2, 3), 1) for id_ in ids[:100]], 0.1)
+    assert 2 < len(held_out) < 25
+
+
+def test_turns_of_a_conversation_are_held_out_together() -> None:
+    turns = [Response(f"c{i}{turn}", (1, 2, 3), 1) for i in range(200) for turn in ("", "#2", "#3")]
+    _, held_out = split_held_out(turns, 0.1)
+    assert 3 < len(held_out) < 300
+    conversations = {turns[i].id.split("#")[0] for i in held_out}
+    assert len(held_out) == 3 * len(conversations)
 
 
 @pytest.mark.parametrize(

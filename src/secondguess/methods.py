@@ -1,6 +1,7 @@
 """Decoding methods by name: ``ar``, ``ngram``, ``eagle3.1``, ``pr``, with settings if wanted (``pr:m=0,budget=24``).
 
-``hass`` and ``hass+pr`` draft as ``eagle3.1`` and ``pr`` do; their drafters were trained otherwise.
+``hass`` and ``hass+pr`` draft as ``eagle3.1`` and ``pr`` do; their drafters were trained otherwise. ``drafter=FOLDER`` is a
+setting too, so that several drafters can be compared in one run.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
 SHAPE = ("budget", "grow_width", "offer_width", "num_steps", "num_reconsider")
 SWITCHES = tuple(field.name for field in fields(Reconsider))
 LOOK = {field.name for field in fields(SecondLook)}
-SETTINGS = (*SHAPE, "extra_advance", "coupled", *SWITCHES)
-LEVEL0 = (*SHAPE[:-1], "extra_advance", "coupled")
+SETTINGS = (*SHAPE, "extra_advance", "coupled", "drafter", *SWITCHES)
+LEVEL0 = (*SHAPE[:-1], "extra_advance", "coupled", "drafter")
 USES = {
     "ar": (),
     "ngram": ("budget", "num_steps"),
@@ -33,7 +34,7 @@ USES = {
     "hass": LEVEL0,
     "hass+pr": SETTINGS,
 }
-HINTS = get_type_hints(TreeConfig) | get_type_hints(Reconsider)
+HINTS = get_type_hints(TreeConfig) | get_type_hints(Reconsider) | {"drafter": str}
 METHODS = tuple(USES)
 WITH_DRAFTER = ("eagle3.1", "pr", "hass", "hass+pr")
 SHORT = {"m": "num_reconsider", "k": "offer_width", "gamma": "num_steps"}
@@ -43,13 +44,15 @@ SHORT = {"m": "num_reconsider", "k": "offer_width", "gamma": "num_steps"}
 class Method:
     """A method as typed, and the tree it drafts.
 
-    ``own_look``: settings of second looks that were chosen; in the others the drafter's training decides.
+    ``own_look``: settings of second looks that were chosen; in the others the drafter's training decides. ``drafter``:
+    of this method alone, a folder or one that ships.
     """
 
     typed: str
     name: str
     tree: TreeConfig
     own_look: frozenset[str] = frozenset()
+    drafter: str | None = None
 
     @property
     def has_drafter(self) -> bool:
@@ -79,6 +82,7 @@ def parse_method(text: str, tree: TreeConfig) -> Method:
         tree = replace(tree, num_reconsider=0, reconsider=Reconsider())
     try:
         changes = dict(_setting(name, setting) for setting in filter(None, settings.split(",")))
+        drafter = changes.pop("drafter", None)
         switches = {key: changes.pop(key) for key in SWITCHES if key in changes}
         whole = replace(tree, **changes, reconsider=replace(tree.reconsider, **switches))
         blind = whole.budget == "auto" and "budget" in USES[name] and name not in WITH_DRAFTER
@@ -86,7 +90,7 @@ def parse_method(text: str, tree: TreeConfig) -> Method:
     except UserError as error:
         raise UserError(f"method {text!r}: {error}") from error
     given = {key for key in LOOK if getattr(tree.reconsider, key) != getattr(Reconsider(), key)}
-    return Method(text, name, whole, frozenset(given | (switches.keys() & LOOK)))
+    return Method(text, name, whole, frozenset(given | (switches.keys() & LOOK)), drafter)
 
 
 def _setting(name: str, text: str) -> tuple[str, Any]:
@@ -155,14 +159,15 @@ def make_speculator(
 def open_drafter(
     method: Method, target: HFTarget, drafter: str | Path | Drafter | None, loaded: dict[Path, Drafter] | None = None
 ) -> Drafter:
-    """The network of a method. ``drafter``: a folder, the name of one that ships, or a network that is loaded already;
-    None takes the method's own.
+    """The network of a method, the one that it names itself before any other. ``drafter``: a folder, the name of one
+    that ships, or a network that is loaded already; None takes the one that ships for the method.
 
     ``loaded``: drafters of this target by folder, for methods that share them; a new one is added.
     Raises UserError when there is no such drafter, or it does not fit the target or the method.
     """
     from secondguess.drafter.shipped import find_drafter
 
+    drafter = method.drafter or drafter
     if drafter is None or isinstance(drafter, str | Path):
         folder = find_drafter(drafter, method.name, target.embedding)
         loaded = {} if loaded is None else loaded

@@ -110,5 +110,6 @@ def drafter_digests(bench: Bench, drafter: str | None) -> dict[str, str]:
     digests = {}
     for method, llm in bench.llms.items():
         if method.has_drafter:
-            digests[method.name] = weights_digest(run(find_drafter, drafter, method.name, llm.target.embedding))
+            named = method.drafter or drafter
+            digests[method.typed] = weights_digest(run(find_drafter, named, method.name, llm.target.embedding))
     return digests

@@ -65,7 +65,7 @@ class BranchProposer:
         """``target``: vLLM's causal language model, weights loaded. Raises UserError if the drafter does not fit it."""
         body, num_layers = target.model, len(target.model.layers)
         embedding = body.embed_tokens.weight.detach()[: body.config.vocab_size]  # vLLM pads it
-        folder = find_drafter(self.options.drafter, self.method.name, embedding)
+        folder = find_drafter(self.method.drafter or self.options.drafter, self.method.name, embedding)
         drafter = load_drafter(folder, embedding, num_layers).requires_grad_(False)
         check_network(self.method, drafter.config, f"drafter {folder}")
         packed_for_inference(drafter)

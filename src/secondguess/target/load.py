@@ -34,17 +34,22 @@ log = logging.getLogger(__name__)
 
 
 def load_target(
-    name: str, dtype: str = "float32", device: str = "cpu", say: Callable[[str], None] | None = None
+    name: str,
+    dtype: str = "float32",
+    device: str = "cpu",
+    say: Callable[[str], None] | None = None,
+    whole: bool = False,
 ) -> HFTarget:
     """Load a local folder, a ``.gguf`` file, a hub id, or the alias ``smollm2-135m``, with its tokenizer.
 
     Weights must be safetensors (or GGUF); code from a model's folder is never run. ``say`` hears of slow steps, by
-    default the log does. Raises UserError for anything that cannot be found or is not supported.
+    default the log does. ``whole``: multiply in ``dtype`` on the CPU too (see ``precision``), which is faster over many
+    rows, for states to train on. Raises UserError for anything that cannot be found or is not supported.
     """
     if dtype not in DTYPES:
         raise UserError(f"unknown dtype {dtype!r}; choose one of {', '.join(DTYPES)}")
     folder = find_target(name, say or log.info)
-    numbers, form = precision(dtype, device)
+    numbers, form = (WHOLE[dtype], "float32") if whole else precision(dtype, device)
     with blamed_on(name):
         model, tokenizer = read(folder, numbers)
         return HFTarget(model.to(device), tokenizer, form)

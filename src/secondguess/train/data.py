@@ -85,12 +85,17 @@ def digest(responses: Sequence[Response]) -> str:
 
 
 def split_held_out(responses: Sequence[Response], share: float) -> tuple[list[int], list[int]]:
-    """Indices (training, held-out), by a hash of the id: adding data never moves a row from one side to the other."""
+    """Indices (training, held-out), by a hash of the id: adding data never moves a row from one side to the other.
+
+    Turns of one conversation (``ID``, ``ID#2``, ...) stay together: a later one holds the text of those before. The hash
+    is not the one that ``prepare`` goes by, which answers small ones first: of an interrupted run all would be held out.
+    """
     training: list[int] = []
     held_out: list[int] = []
     for i, response in enumerate(responses):
         # "surrogatepass": JSON may escape half of a character.
-        hashed = hashlib.sha256(response.id.encode(errors="surrogatepass")).digest()
+        conversation = response.id.split("#")[0].encode(errors="surrogatepass")
+        hashed = hashlib.sha256(b"held out\n" + conversation).digest()
         (held_out if int.from_bytes(hashed[:4]) < share * 2**32 else training).append(i)
     return training, held_out
 

@@ -21,4 +21,5 @@ def use_bfloat16(precision: str, device: torch.device) -> bool:
 
 def open_target(name: str, precision: str, device: torch.device, say: Callable[[str], None]) -> HFTarget:
     """The target in the precision that is trained in: half the time of float32 where bfloat16 is native."""
-    return load_target(name, "bfloat16" if use_bfloat16(precision, device) else "float32", str(device), say=say)
+    dtype = "bfloat16" if use_bfloat16(precision, device) else "float32"
+    return load_target(name, dtype, str(device), say=say, whole=True)

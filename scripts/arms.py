@@ -1,0 +1,56 @@
+#!/usr/bin/env python3
+"""Train several drafters on the same data, in the same order, for the same steps, and compare them by replay.
+
+    scripts/arms.py ARMS.yaml OUT [FLAG of `secondguess eval`]...
+
+ARMS.yaml (``configs/arms.yaml`` is one) has `train`, settings that all arms share, and `arms`, by name: what an arm
+changes of them, and as `draft` the method that it is compared as, with settings (`pr:merge=union`), of which there
+may be several. The first arm is the baseline. An arm lies in OUT/NAME; interrupted, or with arms added, the same command
+goes on. The comparison is OUT/eval.json and a table.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+
+def secondguess(*args: str) -> None:
+    subprocess.run([sys.executable, "-m", "secondguess", *args], check=True)
+
+
+def text_of(value: Any) -> str:
+    """As YAML reads it again: on and off, which YAML takes for true and false, are words here."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def settings(out: Path, name: str, shared: dict[str, Any], arm: dict[str, Any]) -> list[str]:
+    """Of a training run, as overrides."""
+    own = {key: value for key, value in arm.items() if key != "draft"}
+    return [f"{key}={text_of(value)}" for key, value in {**shared, **own, "out": out / name}.items()]
+
+
+def methods(out: Path, name: str, arm: dict[str, Any]) -> list[str]:
+    """What an arm is compared as, each with its drafter."""
+    drafts = arm.get("draft", arm["method"])
+    typed = [drafts] if isinstance(drafts, str) else drafts
+    return [f"{m}{',' if ':' in m else ':'}drafter={out / name / 'drafter'}" for m in typed]
+
+
+def main() -> None:
+    if len(sys.argv) < 3:
+        sys.exit(__doc__)
+    spec, out = yaml.safe_load(Path(sys.argv[1]).read_text(encoding="utf-8")), Path(sys.argv[2])
+    for name, arm in spec["arms"].items():
+        secondguess("train", *settings(out, name, spec["train"], arm))
+    compared = [m for name, arm in spec["arms"].items() for m in methods(out, name, arm)]
+    target = spec["train"]["target"]
+    secondguess("eval", target, "--method", ",".join(compared), "--json", str(out / "eval.json"), *sys.argv[3:])
+
+
+if __name__ == "__main__":
+    main()
