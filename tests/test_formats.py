@@ -564,12 +564,17 @@ def test_the_card_has_the_recorded_acceptance_length(here) -> None:
     path = Path("drafters/pr/config.json")
     config = json.loads(path.read_text())
     probe = {"acceptance_length": 2.25, "method": "pr", "budget": 24, "max_new_tokens": 32}
-    config["secondguess"] |= {"probe": probe, "training": {"num_responses": 1399}}
+    settings = {"responses": "/home/me/answers.jsonl", "out": "run", "method": "pr", "carry": "off", "lr": 1e-3}
+    training = {"num_responses": 1399, "steps": 700, "seconds": 1210.0, "settings": settings}
+    config["secondguess"] |= {"probe": probe, "training": training}
     path.write_text(json.dumps(config))
     export(Path("drafters/pr"), "eagle3", Path("out"), None, None)
     card = Path("out/README.md").read_text()
     assert "Acceptance length 2.25" in card
-    assert "1399 answers" in card
+    assert "1399 answers of the target itself for 700 steps, 20 minutes" in card
+    assert "/home/me" not in card
+    again = yaml.safe_load(card.partition("```yaml")[2].partition("```")[0])
+    assert again == {"method": "pr", "carry": "off", "lr": 1e-3}
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import yaml
+
 from secondguess.config import DrafterConfig
 
 PAPER = "https://arxiv.org/abs/2611.05724"
+PLACES = ("responses", "out", "captures", "track")  # settings of a training run that say nothing of the drafter
 
 
 def card(name: str, form: str, c: DrafterConfig, block: Mapping[str, Any], base_model: str) -> str:
@@ -30,6 +33,7 @@ def card(name: str, form: str, c: DrafterConfig, block: Mapping[str, Any], base_
         measured(block),
         "## Serve it",
         *commands(name, form, base_model),
+        *retraining(block),
         *notes(c),
     ]
     return "\n".join(header) + "\n\n" + "\n\n".join(filter(None, parts)) + "\n"
@@ -51,8 +55,19 @@ def measured(block: Mapping[str, Any]) -> str:
             f"{probe['budget']}, greedy, {probe['max_new_tokens']} tokens to each of the doctor's 20 prompts)."
         )
     if count := training.get("num_responses"):
-        lines.append(f"Trained on {count} answers of the target itself.")
+        took = f" for {training['steps']} steps, {training['seconds'] / 60:.0f} minutes" if "steps" in training else ""
+        lines.append(f"Trained on {count} answers of the target itself{took}.")
     return " ".join(lines)
+
+
+def retraining(block: Mapping[str, Any]) -> list[str]:
+    """The settings that it was trained with, as a file for ``secondguess train``."""
+    settings = block.get("training", {}).get("settings")
+    if not settings:
+        return []
+    said = yaml.safe_dump({k: v for k, v in settings.items() if k not in PLACES}, sort_keys=False).strip()
+    again = "`secondguess train --config run.yaml responses=answers.jsonl out=run` with this `run.yaml` trains it again:"
+    return ["## Train it again", again, f"```yaml\n{said}\n```"]
 
 
 def commands(name: str, form: str, base_model: str) -> list[str]:
