@@ -1,0 +1,58 @@
+"""What a training step takes at most, in a process of its own."""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from secondguess.config import DrafterConfig, SecondLook
+from secondguess.drafter.model import Drafter, initialise
+from secondguess.train.batch import Batch
+from secondguess.train.config import TrainConfig
+from secondguess.train.objective import objective, reconsider_of
+from secondguess.train.start import new_optimizer
+
+VOCABULARY, HIDDEN, TOKENS, PROMPT = 49152, 576, 2048, 48
+
+
+def step(draft_vocab_size: int) -> int:
+    """Bytes that this process took at most, with one step of PR on one text, shaped like the default target's."""
+    shape = DrafterConfig(
+        hidden_size=HIDDEN, intermediate_size=1536, num_attention_heads=9, num_key_value_heads=3, head_dim=64,
+        vocab_size=VOCABULARY, draft_vocab_size=draft_vocab_size, target_hidden_size=HIDDEN, target_num_layers=30,
+        second_look=SecondLook(),
+    )  # fmt: skip
+    config = TrainConfig(responses="-", out="-", draft_vocab_size=draft_vocab_size, unroll_steps=5)
+    head_VH = torch.randn(draft_vocab_size, HIDDEN)
+    drafter = Drafter(shape, torch.randn(VOCABULARY, HIDDEN), torch.arange(draft_vocab_size))
+    initialise(drafter, head_VH, torch.ones(HIDDEN), 0)
+    batch = Batch(
+        tokens_T=torch.randint(VOCABULARY, (TOKENS,)),
+        taps_TLH=torch.randn(TOKENS, 3, HIDDEN),
+        hidden_TH=torch.randn(TOKENS, HIDDEN),
+        head_VH=head_VH,
+        offered_T=torch.ones(TOKENS, dtype=torch.bool),
+        lengths_B=torch.tensor([TOKENS]),
+        answer_starts_B=torch.tensor([PROMPT]),
+    )
+    optimizer = new_optimizer(drafter, config)
+    objective(drafter, batch, config, reconsider_of(config, 0))[0].backward()
+    optimizer.step()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("draft_vocab_size", [4096, VOCABULARY])
+def test_a_step_of_2048_tokens_stays_under_4_gb(draft_vocab_size: int) -> None:
+    """Chunks keep it there whatever the vocabulary: the logits of its ten passes alone would be 4 GB, kept."""
+    done = subprocess.run([sys.executable, __file__, str(draft_vocab_size)], capture_output=True, text=True, check=True)
+    assert 0.5e9 < int(done.stdout) < 4e9
+
+
+if __name__ == "__main__":
+    print(step(int(sys.argv[1])))
