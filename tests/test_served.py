@@ -79,7 +79,7 @@ def test_served_states_are_those_of_the_target(tmp_path: Path) -> None:
     with server(twin, tmp_path / "files") as url:
         source = Served(url, "tiny", None, target, SEQUENCES)
         for ours, theirs in zip(source.read([2, 0]), Live(target, SEQUENCES).read([2, 0]), strict=True):
-            torch.testing.assert_close(ours.hidden_T4H, theirs.hidden_T4H)
+            torch.testing.assert_close(ours.hidden_TKH, theirs.hidden_TKH)
             assert torch.equal(ours.best_T, theirs.best_T)
         store = plan_capture(target, SEQUENCES, tmp_path / "captures")
         fill(store, source, "tiny", lambda n: None)
@@ -112,7 +112,7 @@ def test_vllm_extracts_the_targets_states(tmp_path: Path) -> None:
     with vllm(tmp_path, target.spec.num_layers) as url:
         states = Served(url, str(tmp_path / "target"), None, target, sequences).read([0, 1])
     for ours, theirs in zip(states, Live(target, sequences).read([0, 1]), strict=True):
-        torch.testing.assert_close(ours.hidden_T4H.float(), theirs.hidden_T4H.float(), rtol=0.02, atol=0.02)
+        torch.testing.assert_close(ours.hidden_TKH.float(), theirs.hidden_TKH.float(), rtol=0.02, atol=0.02)
         assert (ours.best_T == theirs.best_T).float().mean() > 0.9
 
 

@@ -161,6 +161,7 @@ def open_drafter(
     ``loaded``: drafters of this target by folder, for methods that share them; a new one is added.
     Raises UserError when there is no such drafter, or it does not fit the target or the method.
     """
+    from secondguess.drafter.checkpoint import tap_for
     from secondguess.drafter.shipped import find_drafter
 
     if drafter is None or isinstance(drafter, str | Path):
@@ -171,6 +172,7 @@ def open_drafter(
         network, name = loaded[folder], f"drafter {folder}"
     else:
         network, name = drafter, "this drafter"
+        tap_for(network, target)
     check_network(method, network.config, name)
     return network
 

@@ -17,6 +17,7 @@ from secondguess.train.config import TrainConfig
 from secondguess.train.data import Response, check_lengths, read_responses
 from secondguess.train.device import open_target
 from secondguess.train.parallel import Processes
+from secondguess.train.start import tap_layers_of
 from secondguess.train.track import check_tracker
 from secondguess.train.trainer import Trainer
 
@@ -36,7 +37,7 @@ class Captures:
 
     @property
     def bytes_missing(self) -> int:
-        return disk_need(self.target, self.store.tokens(self.store.missing))
+        return disk_need(self.target, self.store)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +59,11 @@ def prepare(
     check_tracker(config.track)
     target = open_target(config.target, config.precision, device, say)
     responses = read_fitting(Path(config.responses), target, say)
+    tap_layers = tap_layers_of(target, config.warm_start)
     if config.captures == "none":
-        captures, source = None, Live(target, [r.input_ids for r in responses])
+        captures, source = None, Live(target, [r.input_ids for r in responses], tap_layers)
     else:
-        captures = plan_captures(target, responses, Path(config.captures))
+        captures = plan_captures(target, responses, Path(config.captures), tap_layers)
         source = captures.store
     return Setup(Trainer(config, target, responses, source, record, processes), captures)
 
@@ -73,10 +75,15 @@ def read_fitting(path: Path, target: HFTarget, say: Callable[[str], None]) -> li
     return responses
 
 
-def plan_captures(target: HFTarget, responses: list[Response], folder: Path) -> Captures:
-    """Where the states lie or will lie. Raises UserError if the disk has no room for those that are missing."""
+def plan_captures(
+    target: HFTarget, responses: list[Response], folder: Path, tap_layers: tuple[int, ...] | None
+) -> Captures:
+    """Where the states lie or will lie. ``tap_layers``: see ``FeatureSource``.
+
+    Raises UserError if the disk has no room for those that are missing.
+    """
     sequences = [r.input_ids for r in responses]
-    store = plan_capture(target, sequences, folder.expanduser())
-    captures = Captures(target, sequences, store, Live(target, sequences))
+    store = plan_capture(target, sequences, folder.expanduser(), tap_layers)
+    captures = Captures(target, sequences, store, Live(target, sequences, tap_layers))
     check_room(captures.store.folder, captures.bytes_missing)
     return captures

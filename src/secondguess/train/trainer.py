@@ -28,7 +28,7 @@ from secondguess.train.meter import Window
 from secondguess.train.parallel import Processes, load_optimizer, whole, whole_drafter
 from secondguess.train.plan import Plan
 from secondguess.train.run_folder import RunFolder
-from secondguess.train.start import content, start_drafter
+from secondguess.train.start import content, start_drafter, unlike_new
 
 
 class Trainer:
@@ -53,6 +53,7 @@ class Trainer:
         self.judge = Judge(config, held_out, pick_replayed(responses, held_out, config.eval_responses))
         counts = count_tokens((responses[i].answer for i in self.training), target.spec.vocab_size)
         self.drafter, self.made_for = start_drafter(target, config, counts), asdict(target.facts)
+        assert source.tap_layers == self.drafter.config.tap_layers, "states of other layers than the drafter reads"
         self.coverage = coverage(counts, self.drafter.target_ids)
         self.folder = RunFolder(Path(config.out).expanduser(), config, inputs(config, target, responses, self.drafter))
         self.step, self.num_saved, self.seconds, self.window, self.log_bytes = 0, 0, 0.0, Window(), 0
@@ -197,6 +198,7 @@ def inputs(config: TrainConfig, target: HFTarget, responses: list[Response], dra
         "target weights": target.fingerprint,
         "content of responses": digest(responses),
         "content of warm_start": None if config.warm_start == "none" else content(drafter),
+        "network of warm_start": None if config.warm_start == "none" else unlike_new(drafter, target, config),
         "draft vocabulary": drafter.target_ids.tolist(),
     }
 
