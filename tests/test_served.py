@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -33,26 +34,30 @@ from tiny_folder import byte_tokenizer
 SEQUENCES = [(1, 2, 3, 4, 5), (9, 8, 7), (6,) * 12]
 
 
-def raw_states(target: HFTarget, ids: list[int]) -> torch.Tensor:
-    """[T, 4, H]: inputs of the tapped layers, and what the final norm reads, by transformers' own forward."""
+EAGLE3 = (2, 4, 5, 8)  # of 8 layers, and the last states
+
+
+def raw_states(target: HFTarget, ids: list[int], layers: Sequence[int]) -> torch.Tensor:
+    """[T, K, H]: inputs of layers, and (as layer 8) what the final norm reads, by transformers' own forward."""
     model, read = target.model, []
     hook = model.base_model.norm.register_forward_pre_hook(lambda _, args: read.append(args[0]))
     model.set_attn_implementation("eager")
     with torch.no_grad():
         states = model(torch.tensor([ids]), output_hidden_states=True, use_cache=False).hidden_states
     hook.remove()
-    taps = default_tap_layers(target.spec.num_layers)
-    return torch.stack([*(states[layer][0] for layer in taps), read[0][0]], 1).contiguous()
+    inputs = [*(state[0] for state in states[:-1]), read[0][0]]
+    return torch.stack([inputs[layer] for layer in layers], 1).contiguous()
 
 
 @contextmanager
-def server(target: HFTarget, folder: Path, extracts: bool = True, layers: int = 4) -> Iterator[str]:
+def server(
+    target: HFTarget, folder: Path, extracts: bool = True, layers: Sequence[int] = EAGLE3
+) -> Iterator[str]:
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             ids = json.loads(self.rfile.read(int(self.headers["content-length"])))["prompt"]
             path = folder / f"{threading.get_ident()}-{time.monotonic_ns()}.safetensors"
-            states = {"hidden_states": raw_states(target, ids)[:, :layers].contiguous(), "token_ids": torch.tensor(ids)}
-            save_file(states, path)
+            save_file({"hidden_states": raw_states(target, ids, layers), "token_ids": torch.tensor(ids)}, path)
             path.with_name(path.name + ".lock").touch()
             said = {"kv_transfer_params": {"hidden_states_path": str(path)} if extracts else None}
             body = json.dumps(said).encode()
@@ -92,8 +97,26 @@ def test_servers_that_extract_nothing_or_something_else_are_named(tmp_path: Path
     target = tiny_target("llama", 3)
     with server(target, tmp_path, extracts=False) as url, pytest.raises(UserError, match="extracts no hidden states"):
         Served(url, "tiny", None, target, SEQUENCES).read([0])
-    with server(target, tmp_path, layers=3) as url, pytest.raises(UserError, match=r"extracts states \(5, 3, 32\)"):
+    with server(target, tmp_path, layers=EAGLE3[:3]) as url, pytest.raises(UserError, match=r"extracts states \(5, 3, 32\)"):
         Served(url, "tiny", None, target, SEQUENCES).read([0])
+
+
+@pytest.mark.parametrize("layers", [(1, 3, 4, 8), (3, 5, 6, 8), (2, 4, 5, 7), (2, 5, 4, 8)])
+def test_a_server_that_extracts_other_layers_is_named(tmp_path: Path, layers: tuple[int, ...]) -> None:
+    """Field faults 17 and 18: taps off by one, or labels from the layer before the last."""
+    target, twin = tiny_target("llama", 3), tiny_target("llama", 3)
+    said = re.escape(f"extracts the states {[*layers]} of 8 layers, not [2, 4, 5, 8]")
+    with server(twin, tmp_path, layers=layers) as url, pytest.raises(UserError, match=said):
+        Served(url, "tiny", None, target, SEQUENCES).check()
+
+
+def test_a_server_that_extracts_the_layers_of_a_drafter(tmp_path: Path) -> None:
+    target, twin, own = tiny_target("llama", 3), tiny_target("llama", 3), (1, 4, 7)
+    with server(twin, tmp_path, layers=(*own, 8)) as url:
+        source = Served(url, "tiny", None, target, SEQUENCES, own)
+        source.check()
+        [ours], [theirs] = source.read([2]), Live(target, SEQUENCES, own).read([2])
+    torch.testing.assert_close(ours.hidden_TKH, theirs.hidden_TKH)
 
 
 VLLM = cache_dir() / "peers" / "vllm" / "bin" / "vllm"

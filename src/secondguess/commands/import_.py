@@ -9,7 +9,8 @@ SETTINGS = """settings (--set KEY=VALUE, where the drafter's config is wrong or 
   fc_norm, norm_before_fc, norm_before_residual, norm_output   true or false
   own_embedding    false: use the target's token embedding instead of the one that was saved
   rope_theta       the base that it was really trained with
-  layer_ids        inputs (vLLM) or outputs (SGLang, SpecForge): what numbers of tapped layers mean"""
+  layer_ids        inputs (vLLM) or outputs (SGLang, SpecForge): what numbers of tapped layers mean;
+                   or the layers whose inputs it reads: 2,16,29"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
