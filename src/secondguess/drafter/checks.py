@@ -174,7 +174,7 @@ def provenance(p: Patient) -> Answer:
     count, surprise = training.get("num_responses"), training.get("surprise")
     made = (f"as {method}" if method else "by another trainer") + (f" on {count} answers" if count else "")
     if surprise is not None and surprise > FOREIGN:
-        others = f"trained {made} that surprised its target by {surprise:.2f} nats a token: not its own"
+        others = f"trained {made}; the answers surprised its target by {surprise:.2f} nats a token: not its own"
         return "warning", others, "have the target answer the prompts ('secondguess prepare'), and train on that"
     verdict, found, fix = same(p.then.weights, p.now.weights, "target weights", fix)
     return verdict, f"trained {made}; {found}", fix
