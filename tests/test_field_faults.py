@@ -179,7 +179,8 @@ def test_training_on_others_answers_warns_and_the_checkpoint_tells(tmp_path: Pat
     assert "surprise the target by" in record.getMessage()
     assert "'secondguess prepare'" in record.getMessage()
     target = float32_target()
-    findings = {f.name: f for f in examine(run.folder.drafter, load_for(run.folder.drafter, target), target)}
+    drafter = load_for(run.folder.drafter, target)
+    findings = {f.name: f for f in examine(run.folder.drafter, drafter, target.facts, target.embedding)}
     assert findings["provenance"].verdict == "warning"
     assert "not its own" in findings["provenance"].found
 

@@ -380,7 +380,7 @@ def test_an_embedding_that_is_the_targets_or_unwanted_is_not_kept(tmp_path, targ
 
 def examine_imported(source: Path, target) -> list:
     out = imported(source, target)
-    return examine(out, load_for(out, target), target)
+    return examine(out, load_for(out, target), target.facts, target.embedding)
 
 
 def test_a_drafter_without_a_head_gets_the_targets(tmp_path, target) -> None:

@@ -1,4 +1,4 @@
-"""Settings that a checkpoint has lost, found by its guesses: of all readings the true one is named, and only if false."""
+"""Settings that a checkpoint has lost, found by its guesses: of all readings the true one is named."""
 
 from __future__ import annotations
 

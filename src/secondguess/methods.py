@@ -192,7 +192,7 @@ def load_examined(folder: Path, target: HFTarget) -> Drafter:
     from secondguess.drafter.checks import examine, warn
 
     drafter = load_for(folder, target)
-    warn(folder, examine(folder, drafter, target))
+    warn(folder, examine(folder, drafter, target.facts, target.embedding))
     return drafter
 
 

@@ -25,7 +25,7 @@ SHARD_TOKENS = 1 << 16
 def fingerprint(
     target_fingerprint: str, sequences: Sequence[Sequence[int]], tap_layers: tuple[int, ...] | None = None
 ) -> str:
-    """What a capture depends on: the target's weights, the exact token ids, and the layers unless they are EAGLE-3's."""
+    """What a capture depends on: the target's weights, the exact token ids, and layers other than EAGLE-3's."""
     digest = hashlib.sha256(target_fingerprint.encode())
     if tap_layers is not None:
         digest.update(repr(tap_layers).encode())

@@ -37,7 +37,7 @@ def look(args: argparse.Namespace, target: HFTarget, folder: Path, console: Cons
     except UserError as error:
         return [Finding("checkpoint", "error", str(error))]
     whole = Finding("checkpoint", "ok", "whole: all settings and tensors are there, of the right shape")
-    findings = [whole, *run(examine, folder, drafter, target)]
+    findings = [whole, *run(examine, folder, drafter, target.facts, target.embedding)]
     if args.probe:
         findings += probe(args, target, folder, drafter, console)
     return findings
@@ -50,7 +50,8 @@ def probe(
 
     Of a drafter that was imported as it is, those of other readings, too.
     """
-    typed, c, block = "pr" if drafter.config.second_look else "eagle3.1", drafter.config, read_json(folder)["secondguess"]
+    c, block = drafter.config, read_json(folder)["secondguess"]
+    typed = "pr" if c.second_look else "eagle3.1"
     tree = TreeConfig(budget=args.budget, offer_width=min(TreeConfig().offer_width, c.draft_vocab_size))
     others = run(lambda: dict(readings(drafter, target))) if "imported" in block else {}
     texts = open_probe(target, parse_method(typed, tree).tree, args.max_new_tokens, console)

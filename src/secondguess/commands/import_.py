@@ -41,7 +41,8 @@ def run(args: argparse.Namespace) -> int:
     notes = {"target": args.target, "imported": {"from": folder.name, "given": given}}
     with new_folder(args.folder) as temporary:
         save_drafter(imported.drafter, temporary, notes, imported.dtype)
-    findings = on_engine(lambda: examine(args.folder, load_for(args.folder, target), target))
+    drafter = on_engine(load_for, args.folder, target)
+    findings = on_engine(examine, args.folder, drafter, target.facts, target.embedding)
     console = stdout_console()
     for remark in source.remarks:
         console.print(remark, markup=False, soft_wrap=True)

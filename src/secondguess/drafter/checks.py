@@ -23,7 +23,6 @@ from secondguess.drafter.settings import read_settings
 from secondguess.target.base import default_tap_layers
 from secondguess.target.facts import TargetFacts, recorded
 from secondguess.target.fingerprint import SAMPLE
-from secondguess.target.hf import HFTarget
 
 LOW_COVERAGE = 0.8  # of the training answers' tokens
 FOREIGN = 0.1  # nats a token, see ``train.own``
@@ -53,10 +52,10 @@ class Patient:
     embedding: torch.Tensor  # the target's
 
 
-def examine(folder: Path, drafter: Drafter, target: HFTarget) -> list[Finding]:
-    """All questions about a drafter that was loaded from ``folder`` for ``target``."""
+def examine(folder: Path, drafter: Drafter, facts: TargetFacts, embedding: torch.Tensor) -> list[Finding]:
+    """All questions about a drafter that was loaded from ``folder`` for the target with these facts and embedding."""
     _, block = read_settings(folder)
-    patient = Patient(drafter, block, stored_dtype(folder), recorded(block), target.facts, target.embedding)
+    patient = Patient(drafter, block, stored_dtype(folder), recorded(block), facts, embedding)
     return [Finding(name, *check(patient)) for name, check in CHECKS.items()]
 
 
@@ -119,7 +118,7 @@ def rope(p: Patient) -> Answer:
     ours, fix = rope_parameters(c), "right only if it was trained so; else import it with --set rope_theta=..."
     if ours["rope_theta"] != now.get("rope_theta"):
         return "warning", f"base {ours['rope_theta']:g}, the target's is {now.get('rope_theta')}", fix
-    if p.then.rope is not None and p.then.rope != now:
+    if p.then.rope is not None and any(now.get(key) != value for key, value in p.then.rope.items()):
         was = f"the target has {now}, at training it had {p.then.rope}"
         return "warning", was, "load the target with the RoPE that it had at training"
     if p.then.rope is None and any(({"rope_type": "default"} | now).get(key) != ours[key] for key in ours):

@@ -44,7 +44,8 @@ def changes(c: DrafterConfig, target_base: float) -> dict[str, dict[str, Any]]:
     layers = c.tap_layers or default_tap_layers(c.target_num_layers)
     for moved in (tuple(layer + step for layer in layers) for step in (-1, 1)):
         if min(moved) >= 0 and max(moved) < c.target_num_layers:
-            found[f"layer_ids={','.join(map(str, moved))}"] = {"tap_layers": moved}
+            usual = moved == default_tap_layers(c.target_num_layers)
+            found[f"layer_ids={','.join(map(str, moved))}"] = {"tap_layers": None if usual else moved}
     if c.own_embedding and c.hidden_size == c.target_hidden_size:
         found["own_embedding=false"] = {"own_embedding": False}
     return found
