@@ -74,3 +74,32 @@ def test_a_gradient_that_is_no_number_stops_the_run(tmp_path) -> None:
     resumed = tiny_run(tmp_path, "run", method="pr")
     assert resumed.step == 3
     assert not resumed.drafter.self_query.isnan().any()
+
+
+@pytest.mark.parametrize("lens", [False, True])
+def test_where_level_1_has_no_say_the_shared_weights_are_eagles_bit_for_bit(tmp_path, lens) -> None:
+    eagle = tiny_run(tmp_path, "eagle", method="eagle3.1")
+    pr = tiny_run(tmp_path, "pr", method="pr", carry="off", shared_loss="level0", lens=lens)
+    own = {name: p.clone() for name, p in pr.drafter.named_parameters() if name in pr.drafter.config.level1_tensors}
+    eagle.run()
+    pr.run()
+    theirs = dict(eagle.drafter.named_parameters())
+    for name, p in pr.drafter.named_parameters():
+        if name in own:
+            assert not torch.equal(p, own[name]), name
+        else:
+            assert torch.equal(p, theirs[name]), name
+    assert [line["grad_norm"] for line in pr.folder.log_lines()] == [
+        line["grad_norm"] for line in eagle.folder.log_lines()
+    ]
+
+
+def test_level_1s_own_gradient_is_the_one_it_has_anyway(tmp_path) -> None:
+    """Also of a second look's own weights, whose loss depends on features of level 0."""
+    common = {"method": "pr", "carry": "off", "lens": True}
+    alone, both = (tiny_run(tmp_path, how, shared_loss=how, **common) for how in ("level0", "both"))
+    batch = alone.training[:8]
+    ours, theirs = (gradients(in_float64(run.learner), [batch])[2] for run in (alone, both))
+    for name in alone.drafter.config.level1_tensors:
+        torch.testing.assert_close(ours[name], theirs[name], rtol=1e-10, atol=1e-13)
+    assert (ours["fc.weight"] - theirs["fc.weight"]).abs().max() > 1e-6

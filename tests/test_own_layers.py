@@ -146,6 +146,19 @@ def exported_as_trained(folder: Path, target: HFTarget, out: Path) -> None:
         assert read_foreign(source).drafter.config == replace(drafter.config, second_look=None)
 
 
+def test_second_looks_are_added_to_a_drafter_that_stays(tmp_path: Path) -> None:
+    """Level 0 as it was imported, bit for bit, whatever it was exported to."""
+    target, (ids, given) = float32_target(), NAMED["eagle3"]
+    start = Path(imported(tmp_path / "start", target, "eagle3", ids, given))
+    run = tiny_run(tmp_path, "run", method="pr", warm_start=str(start), shared_loss="none", epochs=1)
+    run.run()
+    export(run.folder.drafter, "speculators", tmp_path / "out", None, None)
+    before, after = load_for(start, target), load_for(tmp_path / "out", target)
+    assert after.self_query.abs().sum() > 0
+    for name, parameter in before.named_parameters():
+        assert torch.equal(after.get_parameter(name), parameter.bfloat16().float()), name
+
+
 def test_a_trained_drafter_serves_without_a_detour_over_a_file(tmp_path: Path) -> None:
     """Whoever is given a network taps what it reads."""
     target = float32_target()

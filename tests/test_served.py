@@ -97,7 +97,8 @@ def test_servers_that_extract_nothing_or_something_else_are_named(tmp_path: Path
     target = tiny_target("llama", 3)
     with server(target, tmp_path, extracts=False) as url, pytest.raises(UserError, match="extracts no hidden states"):
         Served(url, "tiny", None, target, SEQUENCES).read([0])
-    with server(target, tmp_path, layers=EAGLE3[:3]) as url, pytest.raises(UserError, match=r"extracts states \(5, 3, 32\)"):
+    few = pytest.raises(UserError, match=r"extracts states \(5, 3, 32\)")
+    with server(target, tmp_path, layers=EAGLE3[:3]) as url, few:
         Served(url, "tiny", None, target, SEQUENCES).read([0])
 
 

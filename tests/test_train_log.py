@@ -40,11 +40,14 @@ def test_flops_of_the_worked_example() -> None:
     look = 2 * 12 * 10 + 3 * 2 * 10 * 20 + 2 * 10 * 50  # output projection, feed-forward, head
     step0 = 3 * (look + 2 * 2 * 12 * 4)
     step1 = 2 * (look + 2 * 2 * 12 * 3 + project)
-    assert forward_flops(SHAPE, 6, 2, 2, 0) == 6 * (fuse + project) + step0 + step1
+    assert forward_flops(SHAPE, 6, 2, 2, 0) == (6 * (fuse + project) + step0 + step1, 0)
     second = 3 * (look + 2 * 2 * 12 * 4 + project) + 2 * (look + 2 * 2 * 12 * 3 + project)
     once = forward_flops(SHAPE, 6, 2, 2, 1)
-    assert once == 6 * (fuse + project) + step0 + step1 + second
-    assert step_flops(SHAPE, [(6, 2), (6, 2)], 2, 1) == 2 * (3 * once + 6 * 2 * 10 * 50)
+    assert once == (6 * (fuse + project) + step0 + step1, second)
+    targets = 6 * 2 * 10 * 50
+    assert step_flops(SHAPE, [(6, 2), (6, 2)], 2, 1) == 2 * (3 * sum(once) + targets)
+    assert step_flops(SHAPE, [(6, 2)], 2, 1, "level0") == 3 * once[0] + 2 * once[1] + targets
+    assert step_flops(SHAPE, [(6, 2)], 2, 1, "none") == once[0] + 2 * once[1] + targets
 
 
 @pytest.mark.parametrize("num_layers", [1, 2])
@@ -55,7 +58,7 @@ def test_flops_are_those_that_torch_counts(rho: float, num_layers: int) -> None:
     batch = random_batch(target, drafter, lengths=(9, 5), starts=(3, 2))
     with FlopCounterMode(display=False) as counter:
         unrolled(drafter, batch, 4, EVERY_ROW if rho else None)
-    drafting = sum(forward_flops(drafter.config, n, start, 4, rho) for n, start in ((9, 3), (5, 2)))
+    drafting = sum(sum(forward_flops(drafter.config, n, start, 4, rho)) for n, start in ((9, 3), (5, 2)))
     targets = 2 * batch.hidden_TH.numel() * len(batch.head_VH)
     assert counter.get_total_flops() == drafting + targets
 

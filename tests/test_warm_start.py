@@ -13,7 +13,7 @@ from secondguess.drafter.foreign import read_foreign
 from secondguess.drafter.foreign_tensors import Source
 from secondguess.errors import UserError
 from secondguess.testing import tiny_drafter
-from tiny_run import float32_target, tiny_run
+from tiny_run import float32_target, tiny_config, tiny_run
 
 
 @pytest.fixture
@@ -98,3 +98,28 @@ def test_a_drafter_of_another_target_is_refused(checkpoints) -> None:
         tiny_run(checkpoints, "run", target_seed=1, warm_start=str(checkpoints / "pr"))
     with pytest.raises(UserError, match="no drafter"):
         tiny_run(checkpoints, "run", warm_start="nowhere")
+
+
+def test_second_looks_can_be_added_to_weights_that_stay(checkpoints) -> None:
+    start = str(checkpoints / "eagle3.1")
+    run = tiny_run(checkpoints, "run", method="pr", warm_start=start, shared_loss="none", lens=True)
+    before = {name: p.detach().clone() for name, p in run.drafter.named_parameters()}
+    run.run()
+    changed = {name for name, p in run.drafter.named_parameters() if not torch.equal(p, before[name])}
+    assert changed == {"self_query", "lens.weight"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"shared_loss": "level0"}, "needs carry=off"),
+        ({"shared_loss": "none"}, "needs warm_start"),
+        ({"shared_loss": "level0", "carry": "off", "attach": 0.5}, "attach would change nothing"),
+        ({"shared_loss": "level0", "carry": "off", "balance_weight": 0.5}, "balance_weight would change nothing"),
+        ({"shared_loss": "level0", "carry": "off", "parallel": "shard"}, "take parallel=replicate"),
+        ({"shared_loss": "level0", "method": "eagle3.1"}, "eagle3.1 has no level 1"),
+    ],
+)
+def test_what_does_not_go_with_weights_of_level_0_alone(tmp_path, settings, message) -> None:
+    with pytest.raises(UserError, match=message):
+        tiny_config(tmp_path, **({"method": "pr"} | settings))

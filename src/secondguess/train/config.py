@@ -17,7 +17,7 @@ from secondguess.train.recipe import RECIPES, Recipe
 
 # Settings that some methods have no use for.
 LOOK = tuple(f.name for f in fields(SecondLook))
-LEVEL1 = ("level1_weight", "rho", "attach", "carry", "balance", "balance_weight", "lens", *LOOK)
+LEVEL1 = ("level1_weight", "rho", "attach", "carry", "balance", "balance_weight", "lens", "shared_loss", *LOOK)
 TOP_K = ("top_k", "top_k_weight")
 
 
@@ -66,6 +66,11 @@ class TrainConfig:
     )
     query_rope: Literal["same", "next"] = option("same", "position of a second look: its node's own, or one further")
     lens: bool = option(False, "a second look reads its node's feature through a matrix of its own (not in the paper)")
+    shared_loss: Literal["both", "level0", "none"] = option(
+        "both",
+        "whose loss moves the weights that both levels use; level0: they become those of eagle3.1, bit for bit; none: "
+        "they stay as warm_start has them (neither is in the paper)",
+    )
     eval_every: int = option(200, "steps between evaluations")
     save_every: int = option(100, "steps between resume points")
     accumulate: int = option(1, "batches per step: their gradients add up before the weights move")
@@ -104,6 +109,7 @@ class TrainConfig:
                 raise UserError(f"{name} must be in [{low}, {high}], got {getattr(self, name)}")
         self._check_method()
         self._check_balance()
+        self._check_shared()
 
     def _check_method(self) -> None:
         """Settings that fit the method and each other."""
@@ -126,6 +132,18 @@ class TrainConfig:
         require(self.balance != "anchor" or self.parallel != "shard", both)
         if self.balance_weight == 0:
             self._refuse(("balance",), "balance_weight is 0")
+
+    def _check_shared(self) -> None:
+        if self.shared_loss == "both":
+            return
+        what = f"shared_loss={self.shared_loss}"
+        self._refuse(("attach",), f"{what} keeps level 1's gradient from level 0")
+        self._refuse(("balance", "balance_weight"), f"{what} leaves the balance to nobody")
+        require(self.parallel == "replicate", f"{what} keeps whole weights on every process: take parallel=replicate")
+        if self.shared_loss == "level0":
+            require(self.carry == "off", f"{what} needs carry=off: a carried feature would teach level 0")
+        else:
+            require(self.warm_start != "none", f"{what} needs warm_start: a drafter whose weights stay")
 
     def _refuse(self, names: tuple[str, ...], why: str) -> None:
         """Raises UserError if one of the settings is not at its default, since none has an effect."""

@@ -16,20 +16,27 @@ from secondguess.config import DrafterConfig
 PROBE_SECONDS = 0.2
 
 
-def step_flops(c: DrafterConfig, responses: Iterable[tuple[int, int]], num_steps: int, rho: float) -> float:
-    """Of a training step over responses of (length, prompt length): forward, twice that backward, and the targets.
+# Passes of each level over its products: forward, and backward to what they read and to their weights.
+PASSES = {"both": (3, 3), "level0": (3, 2), "none": (1, 2)}
+
+
+def step_flops(
+    c: DrafterConfig, responses: Iterable[tuple[int, int]], num_steps: int, rho: float, shared_loss: str = "both"
+) -> float:
+    """Of a training step over responses of (length, prompt length), the targets' among it.
 
     ``rho``: the share of rows that get a second look, 0 without level 1. Recomputed products do not count.
     """
     total = 0.0
     for length, prompt_len in responses:
         target = 2 * length * c.target_hidden_size * c.draft_vocab_size
-        total += 3 * forward_flops(c, length, prompt_len, num_steps, rho) + target
+        levels = forward_flops(c, length, prompt_len, num_steps, rho)
+        total += target + sum(n * flops for n, flops in zip(PASSES[shared_loss], levels, strict=True))
     return total
 
 
-def forward_flops(c: DrafterConfig, length: int, prompt_len: int, num_steps: int, rho: float) -> float:
-    """Of one response through the unrolled drafter."""
+def forward_flops(c: DrafterConfig, length: int, prompt_len: int, num_steps: int, rho: float) -> tuple[float, float]:
+    """Of one response through the unrolled drafter: of level 0 and of level 1."""
     attended, below = c.num_attention_heads * c.head_dim, c.num_layers - 1
     # The first layer reads embedding and feature, the others one stream.
     project = 2 * c.hidden_size * (c.num_layers + 1) * (attended + 2 * c.num_key_value_heads * c.head_dim)
@@ -38,12 +45,14 @@ def forward_flops(c: DrafterConfig, length: int, prompt_len: int, num_steps: int
     head = 2 * c.hidden_size * c.draft_vocab_size
     lens = 2 * c.hidden_size * 2 * c.hidden_size if c.lens else 0
     # At step 0: features, their keys in every layer, and all but the last layer to the end.
-    total = length * (fuse + project + below * (finish + 4 * attended * length))
+    lower_layers = below * (finish + 4 * attended * length)
+    level0, level1 = length * (fuse + project + lower_layers), 0.0
     for j, (rows, keys) in enumerate(unrolled(length, prompt_len, num_steps)):
         last = finish + 4 * attended * keys
         look = project + c.num_layers * last + head
-        total += rows * (look if j else last + head) + rho * rows * (look + lens)
-    return total
+        level0 += rows * (look if j else last + head)
+        level1 += rho * rows * (look + lens)
+    return level0, level1
 
 
 def unrolled(length: int, prompt_len: int, num_steps: int) -> Iterator[tuple[int, int]]:

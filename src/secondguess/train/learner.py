@@ -18,7 +18,7 @@ from secondguess.train.batch import Batch, trained_rows
 from secondguess.train.config import TrainConfig
 from secondguess.train.device import use_bfloat16
 from secondguess.train.feed import Feed
-from secondguess.train.objective import Tally, objective, reconsider_of
+from secondguess.train.objective import Tally, objectives, reconsider_of
 from secondguess.train.parallel import Processes, add_gradients, parallelize, whole
 from secondguess.train.second import Reconsider
 from secondguess.train.start import new_optimizer
@@ -38,14 +38,14 @@ class Done:
 
 
 class Loss(nn.Module):
-    """The objective as a module: what FSDP needs to know when weights are used."""
+    """The objectives as a module: what FSDP needs to know when weights are used."""
 
     def __init__(self, drafter: Drafter, config: TrainConfig) -> None:
         super().__init__()
         self.drafter, self.config, self.anchor = drafter, config, make_anchor(config, drafter)
 
-    def forward(self, batch: Batch, look: Reconsider | None, step_rows: Sequence[float]) -> tuple[Tensor, Tally]:
-        return objective(self.drafter, batch, self.config, look, step_rows, self.anchor)
+    def forward(self, batch: Batch, look: Reconsider | None, step_rows: Sequence[float]) -> tuple[Tensor, Tensor, Tally]:
+        return objectives(self.drafter, batch, self.config, look, step_rows, self.anchor)
 
 
 class Learner:
@@ -57,6 +57,12 @@ class Learner:
         self.bfloat16 = use_bfloat16(config.precision, self.device)
         loss = Loss(drafter, config)
         self.anchor = loss.anchor
+        own = drafter.config.level1_tensors
+        named = list(drafter.named_parameters())
+        self.shared, self.own = [p for n, p in named if n not in own], [p for n, p in named if n in own]
+        if config.shared_loss == "none":
+            for p in self.shared:
+                p.requires_grad_(False)
         self.loss = parallelize(loss, config.parallel, self.device)
         self.optimizer = new_optimizer(drafter, config)
 
@@ -70,7 +76,7 @@ class Learner:
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         loss, tally = self.gradients(number, batches)
-        norm = nn.utils.clip_grad_norm_(self.drafter.parameters(), self.config.clip)
+        norm = self.clip()
         done = Done(loss, whole(norm.detach()).item(), tally)
         for name, value in (("loss", done.loss), ("gradient", done.grad_norm)):
             if not math.isfinite(value):
@@ -95,14 +101,31 @@ class Learner:
         for i, batch in enumerate(mine):
             part = (number * len(batches) + i) * self.processes.count + self.processes.rank
             with self.products():
-                value, seen = self.loss(batch, reconsider_of(self.config, part), step_rows)
-            value.backward()
-            loss += value.item()
+                level0, level1, seen = self.loss(batch, reconsider_of(self.config, part), step_rows)
+            self.backward(level0, level1)
+            loss += (level0 + level1).item()
             tally.add(seen)
         if self.processes.count == 1:
             return loss, tally
         add_gradients(self.drafter.parameters())
         return self.total(loss, tally)
+
+    def backward(self, level0: Tensor, level1: Tensor) -> None:
+        """Add to the gradients; each level's to its own weights alone where level 1 has no say in the shared ones."""
+        if self.config.shared_loss != "level0":
+            (level0 + level1).backward()
+            return
+        level0.backward(inputs=self.shared)
+        level1.backward(inputs=self.own)
+
+    def clip(self) -> Tensor:
+        """Clip the gradients, and return their norm before. Where level 1 has no say in the shared weights, its own
+        neither: then the norm is that of the shared ones.
+        """
+        if self.config.shared_loss != "level0":
+            return nn.utils.clip_grad_norm_(self.drafter.parameters(), self.config.clip)
+        nn.utils.clip_grad_norm_(self.own, self.config.clip)
+        return nn.utils.clip_grad_norm_(self.shared, self.config.clip)
 
     def total(self, loss: float, tally: Tally) -> tuple[float, Tally]:
         """The sums of what each process found."""

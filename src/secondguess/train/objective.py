@@ -71,28 +71,47 @@ def objective(
     step_rows: Sequence[float] | None = None,
     anchor: Anchor | None = None,
 ) -> tuple[Tensor, Tally]:
-    """Loss to minimise and what it was made of.
+    """Loss to minimise and what it was made of: ``objectives``, added up."""
+    level0, level1, tally = objectives(drafter, batch, config, reconsider, step_rows, anchor)
+    return level0 + level1, tally
+
+
+def objectives(
+    drafter: Drafter,
+    batch: Batch,
+    config: TrainConfig,
+    reconsider: Reconsider | None,
+    step_rows: Sequence[float] | None = None,
+    anchor: Anchor | None = None,
+) -> tuple[Tensor, Tensor, Tally]:
+    """The loss of each level, and what they were made of.
 
     ``step_rows``: trained rows per unroll step of all the batches whose losses are added up; by default of this one.
     """
-    total, tally = batch.taps_TLH.new_zeros((), dtype=torch.float32), Tally()
-    head = Head(drafter, batch, loss_of(config), anchor.reference if anchor else None)
+    level0 = level1 = batch.taps_TLH.new_zeros((), dtype=torch.float32)
+    tally, head = Tally(), Head(drafter, batch, loss_of(config), anchor.reference if anchor else None)
     for j, step in enumerate(steps(drafter, head, config.unroll_steps, reconsider, config.recipe.through_time)):
         rows = max(1, step_rows[j]) if step_rows else step.kept_X.sum().clamp(min=1)
-        total = total + config.step_decay**j * step_loss(step, config) / rows
+        weight = config.step_decay**j / rows
+        level0 = level0 + weight * level0_loss(step, config)
+        level1 = level1 + weight * level1_loss(step, config)
         tally.append(count(step))
-    return total, tally
+    return level0, level1, tally
 
 
-def step_loss(step: Step, config: TrainConfig) -> Tensor:
+def level0_loss(step: Step, config: TrainConfig) -> Tensor:
     """Sum over the trained rows of an unroll step."""
-    first, second, loss_X = step.first, step.second, step.first.loss_X
-    if first.drift_X is not None:
-        loss_X = loss_X + config.balance_weight * first.drift_X
-    loss = (loss_X * step.kept_X).sum()
-    if second is not None:
-        loss = loss + (level1_losses(first, second, config) * step.kept_X[second.looked_X]).sum()
-    return loss
+    loss_X = step.first.loss_X
+    if step.first.drift_X is not None:
+        loss_X = loss_X + config.balance_weight * step.first.drift_X
+    return (loss_X * step.kept_X).sum()
+
+
+def level1_loss(step: Step, config: TrainConfig) -> Tensor:
+    """Sum over the trained rows of an unroll step that got a second look; 0 where there is none."""
+    if step.second is None:
+        return step.first.loss_X.new_zeros(())
+    return (level1_losses(step.first, step.second, config) * step.kept_X[step.second.looked_X]).sum()
 
 
 def level1_losses(first: Reading, second: Second, config: TrainConfig) -> Tensor:

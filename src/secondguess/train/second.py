@@ -74,12 +74,14 @@ def most_doubtful(first: Reading, share: float) -> Tensor:
 
 def fed_back(f_XH: Tensor, first: Reading, second: Second, carry: str, coin: torch.Generator) -> Tensor:
     """What the next step starts from: level 1's feature where it is carried, else level 0's."""
+    if carry == "off":
+        return f_XH  # and no path for gradients, either
     carried_X = carried_rows(first, second, carry, coin)
     return f_XH.index_put((carried_X,), second.f_YH[carried_X[second.looked_X]].to(f_XH.dtype))
 
 
 def carried_rows(first: Reading, second: Second, carry: str, coin: torch.Generator) -> Tensor:
-    """bool [X]: looked-at rows whose next step starts from level 1. ``coin`` is tossed for ``half`` alone.
+    """bool [X]: looked-at rows whose next step starts from level 1, all or: ``coin`` is tossed for ``half`` alone.
 
     ``half``: a random half of the more doubtful half. ``merge``: those where level 1 gives the text's next token, which
     the next step reads, more probability than level 0 does: then serving's merge would feed it from level 1, too.
@@ -91,4 +93,4 @@ def carried_rows(first: Reading, second: Second, carry: str, coin: torch.Generat
     if carry == "merge":
         better_Y = second.reading.next_logp_X > first.next_logp_X[looked_X]
         return looked_X.masked_scatter(looked_X, better_Y)
-    return looked_X if carry == "all" else torch.zeros_like(looked_X)
+    return looked_X

@@ -122,7 +122,7 @@ class Trainer:
     def flops(self, indices: list[int]) -> float:
         spans = ((len(r.input_ids), r.prompt_len) for r in (self.learner.feed.responses[i] for i in indices))
         rho = self.config.rho if self.config.recipe.level1 else 0.0
-        return step_flops(self.drafter.config, spans, self.config.unroll_steps, rho)
+        return step_flops(self.drafter.config, spans, self.config.unroll_steps, rho, self.config.shared_loss)
 
     def seconds_per_step(self) -> float:
         """Measured on the first batch of the next step, without moving a weight."""
