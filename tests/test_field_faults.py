@@ -32,10 +32,12 @@ from secondguess.target.load import load_target
 from secondguess.testing import tiny_drafter, tiny_target
 from secondguess.train.data import Response
 from secondguess.train.own import surprise
+from secondguess.train.setup import read_fitting
 from secondguess.train.trainer import Trainer, make_feed
 from secondguess.types import SamplingParams
 from test_formats import EAGLE3, EAGLE31, change, examine_imported
-from tiny_folder import save_tiny
+from test_doctor import CHATML
+from tiny_folder import CHAT, byte_tokenizer, save_tiny
 from tiny_run import float32_target, tiny_config, tiny_run
 
 # -- CFG: a setting is lost between two tools --------------------------------------------------------------------------
@@ -191,6 +193,28 @@ def test_training_on_own_answers_does_not_warn(tmp_path: Path, caplog) -> None:
     config = tiny_config(tmp_path / "run", epochs=1)
     Trainer(config, target, responses, Live(target, [r.input_ids for r in responses])).run()
     assert not [r for r in caplog.records if r.name.startswith("secondguess")]
+
+
+def test_prompts_of_another_template_are_noticed(tmp_path: Path) -> None:
+    """Field faults 27 and 28, at training: a drafter learns the form that its prompts have."""
+    save_tiny(tmp_path)
+    tokenizer = byte_tokenizer(CHATML)
+    tokenizer.save_pretrained(tmp_path / "target")
+    target = load_target(str(tmp_path / "target"))
+    forms = ("<|user|>Hi\n<|assistant|>", "<|user|>Hi\n<|assistant|><think>\n\n</think>\n", "Hi", "<|assistant|>")
+    rows = [
+        {"id": str(i), "prompt_len": len(ids), "input_ids": [*ids, 5, 6]}
+        for i, ids in enumerate(tokenizer.encode(form, add_special_tokens=False) for form in forms)
+    ]
+    said: list[str] = []
+    (tmp_path / "r.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert len(read_fitting(tmp_path / "r.jsonl", target, said.append)) == 4
+    (line,) = said
+    assert "2 of 4 prompts do not end with '<|assistant|>'" in line
+    assert "another chat template or thinking mode" in line
+    byte_tokenizer(CHAT).save_pretrained(tmp_path / "target")  # which puts nothing there
+    read_fitting(tmp_path / "r.jsonl", load_target(str(tmp_path / "target")), said.append)
+    assert len(said) == 1
 
 
 def test_answers_of_which_no_token_can_be_offered_are_refused(tmp_path: Path) -> None:

@@ -69,10 +69,26 @@ def prepare(
 
 
 def read_fitting(path: Path, target: HFTarget, say: Callable[[str], None]) -> list[Response]:
-    """Responses that the target can have written. Raises UserError naming the first that it cannot."""
+    """Responses that the target can have written. Raises UserError naming the first that it cannot.
+
+    ``say`` hears of rows that are left out, and of prompts in another form than the target's chat template gives them.
+    """
     responses = read_responses(path.expanduser(), target.spec.vocab_size, say)
     check_lengths(responses, target.spec.context_len)
+    strange = sum(not ends_as_served(r, target) for r in responses)
+    if strange:
+        made = f"{strange} of {len(responses)} prompts do not end with {target.facts.answer_start!r}, as those that"
+        say(f"{made} are served will: another chat template or thinking mode; the drafter will be made for that one")
     return responses
+
+
+def ends_as_served(response: Response, target: HFTarget) -> bool:
+    """Whether the prompt ends with what the target's chat template puts before an answer, if there is one."""
+    start = target.facts.answer_start
+    if not start:
+        return True
+    tail = response.input_ids[: response.prompt_len][-len(start) :]  # a token is one character at least
+    return str(target.tokenizer.decode(tail, clean_up_tokenization_spaces=False)).endswith(start)
 
 
 def plan_captures(
