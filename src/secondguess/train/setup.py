@@ -87,8 +87,9 @@ def ends_as_served(response: Response, target: HFTarget) -> bool:
     start = target.facts.answer_start
     if not start:
         return True
-    tail = response.input_ids[: response.prompt_len][-len(start) :]  # a token is one character at least
-    return str(target.tokenizer.decode(tail, clean_up_tokenization_spaces=False)).endswith(start)
+    most = len(start.encode()) + 8  # a token is a byte at least; some tokenizers lose a space where a text begins
+    tail = response.input_ids[: response.prompt_len][-most:]
+    return str(target.tokenizer.decode(list(tail), clean_up_tokenization_spaces=False)).endswith(start)
 
 
 def plan_captures(
