@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -45,7 +46,7 @@ from tiny_run import float32_target, tiny_config, tiny_run
 
 def test_settings_of_a_run_reach_the_checkpoint(tmp_path: Path) -> None:
     """Field fault 5: flags of the training's YAML that the drafter's config never heard of."""
-    look = {"see_own_level0": False, "query_slot": "own_token", "query_rope": "next"}
+    look: dict[str, Any] = {"see_own_level0": False, "query_slot": "own_token", "query_rope": "next"}
     run = tiny_run(tmp_path, "run", method="pr", epochs=1, num_layers=2, lens=True, draft_vocab_size=16, **look)
     run.run()
     shape, _ = read_settings(run.folder.drafter)

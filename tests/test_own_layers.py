@@ -173,7 +173,8 @@ def test_a_trained_drafter_serves_without_a_detour_over_a_file(tmp_path: Path) -
 
 
 def test_an_anchor_reads_the_layers_of_the_drafter_that_it_holds(tmp_path: Path) -> None:
-    target, anchored = float32_target(), {"method": "pr", "balance": "anchor", "balance_weight": 0.5, "epochs": 1}
+    target = float32_target()
+    anchored: dict[str, Any] = {"method": "pr", "balance": "anchor", "balance_weight": 0.5, "epochs": 1}
     start = imported(tmp_path / "start", target, "speculators", [*OWN])
     other = imported(tmp_path / "other", target, "speculators", [1, 3, 6])
     losses: dict[str, list[float]] = {}
