@@ -15,8 +15,8 @@ import torch
 from rich.console import Console
 from safetensors.torch import load_file, save_file
 
-from secondguess.cli import main
 from secondguess.bench.acceptance import acceptance_length
+from secondguess.cli import main
 from secondguess.commands.doctor_probe import open_probe
 from secondguess.commands.doctor_run import judge, look
 from secondguess.config import TreeConfig

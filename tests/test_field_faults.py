@@ -36,8 +36,8 @@ from secondguess.train.own import surprise
 from secondguess.train.setup import read_fitting
 from secondguess.train.trainer import Trainer, make_feed
 from secondguess.types import SamplingParams
-from test_formats import EAGLE3, EAGLE31, change, examine_imported
 from test_doctor import CHATML
+from test_formats import EAGLE3, EAGLE31, change, examine_imported
 from tiny_folder import CHAT, byte_tokenizer, save_tiny
 from tiny_run import float32_target, tiny_config, tiny_run
 
@@ -152,9 +152,7 @@ def answers_of(target: HFTarget, temperature: float, told: float | None) -> list
 
 
 def surprise_at(target: HFTarget, responses: Sequence[Response], num_draft: int = 64) -> float:
-    feed = make_feed(
-        target, list(responses), Live(target, [r.input_ids for r in responses]), torch.arange(num_draft)
-    )
+    feed = make_feed(target, list(responses), Live(target, [r.input_ids for r in responses]), torch.arange(num_draft))
     found = surprise(feed, range(len(responses)))
     assert found is not None
     return found

@@ -50,9 +50,7 @@ def raw_states(target: HFTarget, ids: list[int], layers: Sequence[int]) -> torch
 
 
 @contextmanager
-def server(
-    target: HFTarget, folder: Path, extracts: bool = True, layers: Sequence[int] = EAGLE3
-) -> Iterator[str]:
+def server(target: HFTarget, folder: Path, extracts: bool = True, layers: Sequence[int] = EAGLE3) -> Iterator[str]:
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             ids = json.loads(self.rfile.read(int(self.headers["content-length"])))["prompt"]
