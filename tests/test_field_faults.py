@@ -171,6 +171,7 @@ def test_answers_of_the_target_do_not_surprise_it_and_others_do(temperature: flo
 def test_answers_hotter_than_they_say_are_noticed() -> None:
     target = float32_target()
     assert surprise_at(target, answers_of(target, 2.5, 1.0)) > FOREIGN
+    assert surprise_at(target, answers_of(target, 1.0, 0.0)) > FOREIGN
 
 
 def test_training_on_others_answers_warns_and_the_checkpoint_tells(tmp_path: Path, caplog) -> None:

@@ -132,7 +132,9 @@ def test_vllm_extracts_the_targets_states(tmp_path: Path) -> None:
     byte_tokenizer().save_pretrained(tmp_path / "target")
     sequences = [tuple(range(1, 40)), (5, 6, 7, 8)]
     with vllm(tmp_path, target.spec.num_layers) as url:
-        states = Served(url, str(tmp_path / "target"), None, target, sequences).read([0, 1])
+        source = Served(url, str(tmp_path / "target"), None, target, sequences)
+        source.check()
+        states = source.read([0, 1])
     for ours, theirs in zip(states, Live(target, sequences).read([0, 1]), strict=True):
         torch.testing.assert_close(ours.hidden_TKH.float(), theirs.hidden_TKH.float(), rtol=0.02, atol=0.02)
         assert (ours.best_T == theirs.best_T).float().mean() > 0.9

@@ -1,8 +1,10 @@
 """Did the target write the answers itself? A drafter that learnt from others' texts guesses what is never written.
 
-A token drawn from p surprises p by -log p(token), on average by p's entropy; a greedy one by less. So the mean of the
-difference is 0 or below for the target's own answers, whatever it is sure of, and above 0 for texts of other models or
-people, or of another prompt than the one recorded.
+A token drawn from p surprises p by -log p(token), on average by p's entropy; a greedy one by the least that is possible.
+So the mean of what exceeds this is 0 for the target's own answers, whatever it is sure of, and above 0 for texts of
+other models or people, or of another prompt than the one recorded. (SmolLM2-135M-Instruct, 20 prompts, 40 tokens each,
+nats a token: its own answers 0.00 greedily and 0.02 at temperature 1, those to the prompt before 0.93 and 0.55, a page
+that people wrote 1.05.)
 
 X tokens of an answer that the drafter can offer, H hidden size, V draft vocabulary.
 """
@@ -51,7 +53,7 @@ def surprise(feed: Feed, indices: Sequence[int]) -> float | None:
 def excess(feed: Feed, i: int) -> Tensor:
     """[X]: by how much each token of an answer surprises the target, less what it would expect.
 
-    Of the distribution over the draft vocabulary, at the temperature that the answer was written at (greedy: at 1).
+    Of the distribution over the draft vocabulary, at the temperature that the answer was written at, if that is known.
     """
     response, batch = feed.responses[i], feed.batch([i])
     tokens_T = batch.tokens_T[response.prompt_len :][:MOST_TOKENS]
@@ -59,5 +61,5 @@ def excess(feed: Feed, i: int) -> Tensor:
     ids_T = feed.draft_of[tokens_T]
     scores_XV = full_precision(before_TH[ids_T >= 0] @ feed.head_VH.T)
     logp_XV = (scores_XV / (response.temperature or 1.0)).log_softmax(-1)
-    expected_X = -(logp_XV.exp() * logp_XV).sum(-1)
+    expected_X = -logp_XV.amax(-1) if response.temperature == 0 else -(logp_XV.exp() * logp_XV).sum(-1)
     return -logp_XV.gather(1, ids_T[ids_T >= 0][:, None]).squeeze(1) - expected_X
