@@ -28,6 +28,7 @@ from secondguess.capture.source import Live
 from secondguess.errors import UserError
 from secondguess.target.base import default_tap_layers
 from secondguess.target.hf import HFTarget
+from secondguess.target.load import load_target
 from secondguess.testing import tiny_target
 from tiny_folder import byte_tokenizer
 
@@ -118,18 +119,17 @@ def test_a_server_that_extracts_the_layers_of_a_drafter(tmp_path: Path) -> None:
     torch.testing.assert_close(ours.hidden_TKH, theirs.hidden_TKH)
 
 
-VLLM = cache_dir() / "peers" / "vllm" / "bin" / "vllm"
+VLLM = cache_dir() / "peers" / "vllm" / "bin" / "python"
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(not VLLM.exists(), reason="no vllm: scripts/peers.sh vllm")
 def test_vllm_extracts_the_targets_states(tmp_path: Path) -> None:
-    target = tiny_target(
-        "llama", 3, torch.float32, vocab_size=257, hidden_size=256
-    )  # heads of 64, as its CPU kernels want
-    target.model.save_pretrained(tmp_path / "target")
+    # Heads of 64, as its CPU kernels want. In float64 a target's layers are still there to be saved.
+    tiny_target("llama", 3, vocab_size=257, hidden_size=256).model.save_pretrained(tmp_path / "target")
     byte_tokenizer().save_pretrained(tmp_path / "target")
+    target = load_target(str(tmp_path / "target"))
     sequences = [tuple(range(1, 40)), (5, 6, 7, 8)]
     with vllm(tmp_path, target.spec.num_layers) as url:
         source = Served(url, str(tmp_path / "target"), None, target, sequences)
@@ -157,7 +157,8 @@ def vllm(folder: Path, num_layers: int) -> Iterator[str]:
     }
     flags = ["--dtype", "float32", "--max-model-len", "128", "--enforce-eager", "--no-enable-chunked-prefill"]
     configs = ["--speculative-config", json.dumps(speculative), "--kv-transfer-config", json.dumps(transfer)]
-    command = [str(VLLM), "serve", str(folder / "target"), "--port", str(port), *flags, *configs]
+    server = [str(VLLM), "-m", "vllm.entrypoints.openai.api_server"]  # the command "vllm" wants a package of that name
+    command = [*server, "--model", str(folder / "target"), "--port", str(port), *flags, *configs]
     settings = {"VLLM_CPU_KVCACHE_SPACE": "1", "PYTHONPATH": str(Path(__file__).parent)}
     log = (folder / "log").open("w")
     process = subprocess.Popen(command, env=os.environ | settings, stdout=log, stderr=log)
