@@ -104,7 +104,7 @@ def test_a_killed_capture_goes_on(tmp_path: Path, monkeypatch) -> None:
     assert sum(done) == again.tokens(missing)
     assert not list(again.folder.glob("*.partial"))
     for i in range(len(sequences)):
-        assert torch.equal(again[i].hidden_T4H, whole[i].hidden_T4H)
+        assert torch.equal(again[i].hidden_TKH, whole[i].hidden_TKH)
         assert torch.equal(again[i].best_T, whole[i].best_T)
 
 
@@ -113,7 +113,7 @@ def test_states_made_on_the_way_are_those_of_the_shards(tmp_path: Path) -> None:
     store, live = capture(target, sequences, tmp_path), Live(target, sequences)
     picked = [7, 2, 19, 11]
     for ours, theirs in zip(live.read(picked), store.read(picked), strict=True):
-        assert torch.equal(ours.hidden_T4H, theirs.hidden_T4H)
+        assert torch.equal(ours.hidden_TKH, theirs.hidden_TKH)
         assert torch.equal(ours.best_T, theirs.best_T)
 
 

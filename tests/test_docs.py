@@ -187,6 +187,16 @@ def test_flags_in_the_text_exist() -> None:
             assert flags <= known | {"--no-deps"}, f"{page}: {code}"  # pip's
 
 
+def test_what_is_said_of_known_faults_is_said_in_a_test() -> None:
+    """Or the list of docs/doctor.md would promise what nobody asserts."""
+    tests = "".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "tests").glob("test_*.py")))
+    rows = re.findall(r"^\| ([A-Z]+) \| .* \| (.*) \|$", PAGES["docs/doctor.md"].read_text(encoding="utf-8"), re.M)
+    assert {kind for kind, _ in rows} == {"CFG", "VOCAB", "LOAD", "IDX", "ROPE", "LEN", "DATA"}
+    for _, said in rows:
+        for words in re.findall(r"`([^`]+)`", said):
+            assert words in tests.replace("\\.", "."), words
+
+
 # Links, navigation, pages made from code
 
 

@@ -15,8 +15,10 @@ import torch
 from rich.console import Console
 from safetensors.torch import load_file, save_file
 
+from secondguess.bench.acceptance import acceptance_length
 from secondguess.cli import main
-from secondguess.commands.doctor_run import judge, look, measure
+from secondguess.commands.doctor_probe import open_probe
+from secondguess.commands.doctor_run import judge, look
 from secondguess.config import TreeConfig
 from secondguess.drafter.checkpoint import load_for, save_drafter
 from secondguess.drafter.checks import CHECKS, Finding
@@ -159,16 +161,28 @@ def other_tokenizer(folder: Path) -> None:
     path.write_text(json.dumps(written))
 
 
-def scaled_target(folder: Path) -> None:
-    path = folder / "target" / "config.json"
-    written = json.loads(path.read_text())
-    written["rope_parameters"] = {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}
-    path.write_text(json.dumps(written))
+def scaled_target(kind: str) -> Callable[[Path], None]:
+    def plant(folder: Path) -> None:
+        path = folder / "target" / "config.json"
+        written = json.loads(path.read_text())
+        written["rope_parameters"] = {"rope_type": kind, "factor": 2.0, "rope_theta": 10000.0}
+        path.write_text(json.dumps(written))
+
+    return plant
 
 
-def scaled_unknown(folder: Path) -> None:
-    scaled_target(folder)
-    edit(folder / "drafter", block={"made_for": None})
+def block(**ours: Any) -> Callable[[Path], None]:
+    return lambda folder: edit(folder / "drafter", block=ours)
+
+
+def both(*plants: Callable[[Path], None]) -> Callable[[Path], None]:
+    """One after the other."""
+
+    def plant(folder: Path) -> None:
+        for each in plants:
+            each(folder)
+
+    return plant
 
 
 def fine_tuned(folder: Path) -> None:
@@ -190,6 +204,7 @@ def removed(name: str) -> Callable[[Path], None]:
 
 
 THETA = {"rope_theta": 1e6, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}
+LINEAR = {"rope_type": "linear", "factor": 4.0}
 YARN = {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "rope_theta": 10000.0}}
 TAPS = "eagle_aux_hidden_state_layer_ids"
 
@@ -208,6 +223,11 @@ FAULTS = {
     "VOCAB 9: another map": (another_map, "checkpoint", "not the one that the head was trained with"),
     "VOCAB 10: larger than the target's": (settings(draft_vocab_size=300), "checkpoint", "larger than vocab_size"),
     "VOCAB: another tokenizer": (other_tokenizer, "tokenizer", "another tokenizer than at training"),
+    "VOCAB 8: few answers covered": (
+        block(training={"vocabulary_coverage": 0.31}),
+        "vocabulary",
+        "31.0% of its training answers",
+    ),
     "LOAD 11: a random embedding": (rewrite(own_embedding=True), "embeddings", "nothing like the target's"),
     "LOAD 12: tied": (settings(tie_word_embeddings=True), "checkpoint", "tie_word_embeddings must be false"),
     "LOAD 12: a head of another size": (tensors(lm_head__weight=lambda t: t[:-1]), "checkpoint", "expected (128, 32)"),
@@ -222,12 +242,33 @@ FAULTS = {
     "IDX 16: outputs for inputs": (settings(**{TAPS: [1, 3, 4]}), "checkpoint", "other taps"),
     "IDX 17: off by one": (settings(eagle_config={TAPS: [3, 5, 6]}), "checkpoint", "other taps"),
     "ROPE 20: one base of two": (settings(rope_theta=500000.0), "checkpoint", "do not have the rope_theta 500000"),
-    "ROPE 21: another base": (settings(**THETA), "rope", "base 1e+06, the target's is 10000"),
-    "ROPE 22: the target is scaled since": (scaled_target, "rope", "at training it had"),
-    "ROPE 23: scaling was lost": (scaled_unknown, "rope", "default, the target's is linear"),
+    "ROPE 20: another base, by a tool": (settings(**THETA), "checkpoint", "rope_parameters must be"),
+    "ROPE 21: another base": (rewrite(rope_theta=1e6), "rope", "base 1e+06, the target's is 10000"),
+    "ROPE 22: a tool lost the scaling": (
+        both(rewrite(rope_scaling=LINEAR), settings(rope_parameters=None)),
+        "checkpoint",
+        "rope_parameters must be",
+    ),
+    "ROPE 22: the target is scaled since": (scaled_target("linear"), "rope", "at training it had"),
+    "ROPE 22: another factor": (
+        both(rewrite(rope_scaling=LINEAR), scaled_target("linear"), block(made_for=None)),
+        "rope",
+        "linear by 4, the target's is linear by 2",
+    ),
+    "ROPE 23: scaling was lost": (
+        both(scaled_target("linear"), block(made_for=None)),
+        "rope",
+        "default, the target's is linear",
+    ),
+    "ROPE 23: a yarn target": (
+        both(scaled_target("yarn"), block(made_for=None)),
+        "rope",
+        "default, the target's is yarn",
+    ),
     "ROPE 23: scaling of another kind": (settings(**YARN), "checkpoint", "are not supported: plain RoPE, or linear"),
     "LEN 24: short": (settings(max_position_embeddings=64), "positions", "made for 64, the target takes 1024"),
     "LEN 24: no length": (settings(max_position_embeddings=0), "checkpoint", "a whole number above 0"),
+    "LEN 26: a window": (settings(sliding_window=512), "checkpoint", "sliding_window must be null"),
     "DATA 27: another template": (templated(CHAT), "chat template", "another chat template"),
     "DATA 28: thinking off": (
         templated(CHATML.replace("<|assistant|>", "<|assistant|><think>\n\n</think>\n")),
@@ -235,6 +276,7 @@ FAULTS = {
         "off, it was left to the model",
     ),
     "DATA 29: a fine-tune": (fine_tuned, "provenance", "another target weights"),
+    "DATA 29: others' answers": (block(training={"surprise": 0.8}), "provenance", "nats a token: not its own"),
 }
 
 
@@ -253,7 +295,7 @@ def test_loading_warns_once_and_names_what(healthy, tmp_path, caplog) -> None:
     LLM(load(healthy), healthy / "drafter")
     assert not [r for r in caplog.records if r.name.startswith("secondguess")]
     folder = shutil.copytree(healthy, tmp_path / "copy")
-    edit(folder / "drafter", THETA)
+    edit(folder / "drafter", THETA, block={"rope": None})  # of before the block held it
     templated(CHAT)(folder)
     LLM(load(folder), folder / "drafter")
     (record,) = [r for r in caplog.records if r.name.startswith("secondguess")]
@@ -324,7 +366,8 @@ def counting(tmp_path_factory) -> tuple[HFTarget, Drafter]:
 
 
 def tau_of(target: HFTarget, drafter: Drafter) -> float | None:
-    return measure(target, drafter, TreeConfig(num_reconsider=0, budget=8), 16, CONSOLE)
+    tree = TreeConfig(num_reconsider=0, budget=8)
+    return acceptance_length(open_probe(target, tree, 16, CONSOLE).replay(drafter))
 
 
 def test_the_probe_tells_a_drafter_that_works_from_one_whose_head_was_shifted(counting, tmp_path, monkeypatch) -> None:

@@ -252,6 +252,8 @@ TAPS = "eagle_aux_hidden_state_layer_ids"
         ("eagle3", [1, 2, 6], ["layer_ids=outputs"], (2, 3, 7)),
         ("eagle3", [2, 4, 5], ["layer_ids=outputs"], (3, 5, 6)),
         ("eagle3", [2, 4, 5, 8], [], None),  # with the last state, which is no input
+        ("eagle3", None, ["layer_ids=3,5,6"], (3, 5, 6)),
+        ("speculators", [1, 2, 6], ["layer_ids=2,4,5"], None),
         ("speculators", [1, 2, 6], [], (1, 2, 6)),
         ("speculators", [1, 3, 4], [], (1, 3, 4)),
         ("speculators", [2, 4, 5], [], None),
@@ -378,7 +380,7 @@ def test_an_embedding_that_is_the_targets_or_unwanted_is_not_kept(tmp_path, targ
 
 def examine_imported(source: Path, target) -> list:
     out = imported(source, target)
-    return examine(out, load_for(out, target), target)
+    return examine(out, load_for(out, target), target.facts, target.embedding)
 
 
 def test_a_drafter_without_a_head_gets_the_targets(tmp_path, target) -> None:
@@ -451,6 +453,7 @@ NESTED = {"speculators_model_type": "peagle"}
         ("eagle3", {"num_hidden_layers": 2}, {}, "num_hidden_layers is 2"),
         ("eagle3", {"attention_bias": True}, {}, "attention_bias is True"),
         ("eagle3", {"sliding_window": 512}, {}, "sliding window of 512"),
+        ("eagle3", {"eagle_config": {"use_aux_hidden_state": False}}, {}, "use_aux_hidden_state is False"),
         ("eagle3", {"quantization_config": {"bits": 4}}, {}, "quantization_config is"),
         ("eagle3", {"vocab_size": 65}, {}, "vocab_size is 65, the target's is 64"),
         ("eagle3", {"target_hidden_size": 64}, {}, "target_hidden_size is 64, the target's is 32"),
@@ -496,6 +499,7 @@ def test_another_width_needs_an_embedding(tmp_path, target) -> None:
         ("norm_output=1", "must be true or false"),
         ("rope_theta=high", "must be a number"),
         ("layer_ids=both", "inputs or outputs"),
+        ("layer_ids=1,b", "or the layers themselves"),
     ],
 )
 def test_settings_by_hand_are_checked(given, said) -> None:

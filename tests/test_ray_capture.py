@@ -35,4 +35,4 @@ def test_workers_make_the_shards_of_one_process(tmp_path: Path) -> None:
     alone = capture(load_target(str(folder / "target")), sequences, tmp_path / "one")
     ours = capture(load_target(str(folder / "target")), sequences, tmp_path / "many")
     for i in range(len(sequences)):
-        assert torch.equal(ours[i].hidden_T4H, alone[i].hidden_T4H)
+        assert torch.equal(ours[i].hidden_TKH, alone[i].hidden_TKH)

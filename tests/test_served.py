@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -27,32 +28,35 @@ from secondguess.capture.source import Live
 from secondguess.errors import UserError
 from secondguess.target.base import default_tap_layers
 from secondguess.target.hf import HFTarget
+from secondguess.target.load import load_target
 from secondguess.testing import tiny_target
 from tiny_folder import byte_tokenizer
 
 SEQUENCES = [(1, 2, 3, 4, 5), (9, 8, 7), (6,) * 12]
 
 
-def raw_states(target: HFTarget, ids: list[int]) -> torch.Tensor:
-    """[T, 4, H]: inputs of the tapped layers, and what the final norm reads, by transformers' own forward."""
+EAGLE3 = (2, 4, 5, 8)  # of 8 layers, and the last states
+
+
+def raw_states(target: HFTarget, ids: list[int], layers: Sequence[int]) -> torch.Tensor:
+    """[T, K, H]: inputs of layers, and (as layer 8) what the final norm reads, by transformers' own forward."""
     model, read = target.model, []
     hook = model.base_model.norm.register_forward_pre_hook(lambda _, args: read.append(args[0]))
     model.set_attn_implementation("eager")
     with torch.no_grad():
         states = model(torch.tensor([ids]), output_hidden_states=True, use_cache=False).hidden_states
     hook.remove()
-    taps = default_tap_layers(target.spec.num_layers)
-    return torch.stack([*(states[layer][0] for layer in taps), read[0][0]], 1).contiguous()
+    inputs = [*(state[0] for state in states[:-1]), read[0][0]]
+    return torch.stack([inputs[layer] for layer in layers], 1).contiguous()
 
 
 @contextmanager
-def server(target: HFTarget, folder: Path, extracts: bool = True, layers: int = 4) -> Iterator[str]:
+def server(target: HFTarget, folder: Path, extracts: bool = True, layers: Sequence[int] = EAGLE3) -> Iterator[str]:
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             ids = json.loads(self.rfile.read(int(self.headers["content-length"])))["prompt"]
             path = folder / f"{threading.get_ident()}-{time.monotonic_ns()}.safetensors"
-            states = {"hidden_states": raw_states(target, ids)[:, :layers].contiguous(), "token_ids": torch.tensor(ids)}
-            save_file(states, path)
+            save_file({"hidden_states": raw_states(target, ids, layers), "token_ids": torch.tensor(ids)}, path)
             path.with_name(path.name + ".lock").touch()
             said = {"kv_transfer_params": {"hidden_states_path": str(path)} if extracts else None}
             body = json.dumps(said).encode()
@@ -79,7 +83,7 @@ def test_served_states_are_those_of_the_target(tmp_path: Path) -> None:
     with server(twin, tmp_path / "files") as url:
         source = Served(url, "tiny", None, target, SEQUENCES)
         for ours, theirs in zip(source.read([2, 0]), Live(target, SEQUENCES).read([2, 0]), strict=True):
-            torch.testing.assert_close(ours.hidden_T4H, theirs.hidden_T4H)
+            torch.testing.assert_close(ours.hidden_TKH, theirs.hidden_TKH)
             assert torch.equal(ours.best_T, theirs.best_T)
         store = plan_capture(target, SEQUENCES, tmp_path / "captures")
         fill(store, source, "tiny", lambda n: None)
@@ -92,27 +96,47 @@ def test_servers_that_extract_nothing_or_something_else_are_named(tmp_path: Path
     target = tiny_target("llama", 3)
     with server(target, tmp_path, extracts=False) as url, pytest.raises(UserError, match="extracts no hidden states"):
         Served(url, "tiny", None, target, SEQUENCES).read([0])
-    with server(target, tmp_path, layers=3) as url, pytest.raises(UserError, match=r"extracts states \(5, 3, 32\)"):
+    few = pytest.raises(UserError, match=r"extracts states \(5, 3, 32\)")
+    with server(target, tmp_path, layers=EAGLE3[:3]) as url, few:
         Served(url, "tiny", None, target, SEQUENCES).read([0])
 
 
-VLLM = cache_dir() / "peers" / "vllm" / "bin" / "vllm"
+@pytest.mark.parametrize("layers", [(1, 3, 4, 8), (3, 5, 6, 8), (2, 4, 5, 7), (2, 5, 4, 8)])
+def test_a_server_that_extracts_other_layers_is_named(tmp_path: Path, layers: tuple[int, ...]) -> None:
+    """Field faults 17 and 18: taps off by one, or labels from the layer before the last."""
+    target, twin = tiny_target("llama", 3), tiny_target("llama", 3)
+    said = re.escape(f"extracts the states {[*layers]} of 8 layers, not [2, 4, 5, 8]")
+    with server(twin, tmp_path, layers=layers) as url, pytest.raises(UserError, match=said):
+        Served(url, "tiny", None, target, SEQUENCES).check()
+
+
+def test_a_server_that_extracts_the_layers_of_a_drafter(tmp_path: Path) -> None:
+    target, twin, own = tiny_target("llama", 3), tiny_target("llama", 3), (1, 4, 7)
+    with server(twin, tmp_path, layers=(*own, 8)) as url:
+        source = Served(url, "tiny", None, target, SEQUENCES, own)
+        source.check()
+        [ours], [theirs] = source.read([2]), Live(target, SEQUENCES, own).read([2])
+    torch.testing.assert_close(ours.hidden_TKH, theirs.hidden_TKH)
+
+
+VLLM = cache_dir() / "peers" / "vllm" / "bin" / "python"
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(not VLLM.exists(), reason="no vllm: scripts/peers.sh vllm")
 def test_vllm_extracts_the_targets_states(tmp_path: Path) -> None:
-    target = tiny_target(
-        "llama", 3, torch.float32, vocab_size=257, hidden_size=256
-    )  # heads of 64, as its CPU kernels want
-    target.model.save_pretrained(tmp_path / "target")
+    # Heads of 64, as its CPU kernels want. In float64 a target's layers are still there to be saved.
+    tiny_target("llama", 3, vocab_size=257, hidden_size=256).model.save_pretrained(tmp_path / "target")
     byte_tokenizer().save_pretrained(tmp_path / "target")
+    target = load_target(str(tmp_path / "target"))
     sequences = [tuple(range(1, 40)), (5, 6, 7, 8)]
     with vllm(tmp_path, target.spec.num_layers) as url:
-        states = Served(url, str(tmp_path / "target"), None, target, sequences).read([0, 1])
+        source = Served(url, str(tmp_path / "target"), None, target, sequences)
+        source.check()
+        states = source.read([0, 1])
     for ours, theirs in zip(states, Live(target, sequences).read([0, 1]), strict=True):
-        torch.testing.assert_close(ours.hidden_T4H.float(), theirs.hidden_T4H.float(), rtol=0.02, atol=0.02)
+        torch.testing.assert_close(ours.hidden_TKH.float(), theirs.hidden_TKH.float(), rtol=0.02, atol=0.02)
         assert (ours.best_T == theirs.best_T).float().mean() > 0.9
 
 
@@ -133,7 +157,8 @@ def vllm(folder: Path, num_layers: int) -> Iterator[str]:
     }
     flags = ["--dtype", "float32", "--max-model-len", "128", "--enforce-eager", "--no-enable-chunked-prefill"]
     configs = ["--speculative-config", json.dumps(speculative), "--kv-transfer-config", json.dumps(transfer)]
-    command = [str(VLLM), "serve", str(folder / "target"), "--port", str(port), *flags, *configs]
+    server = [str(VLLM), "-m", "vllm.entrypoints.openai.api_server"]  # the command "vllm" wants a package of that name
+    command = [*server, "--model", str(folder / "target"), "--port", str(port), *flags, *configs]
     settings = {"VLLM_CPU_KVCACHE_SPACE": "1", "PYTHONPATH": str(Path(__file__).parent)}
     log = (folder / "log").open("w")
     process = subprocess.Popen(command, env=os.environ | settings, stdout=log, stderr=log)

@@ -278,8 +278,8 @@ def test_capture_keeps_what_it_has(tmp_path) -> None:
     again = capture(target, sequences, tmp_path / "captures")
     assert again.path(0).stat().st_mtime_ns == stamp
     assert sum(done) == 9
-    full = store[2].hidden_T4H
+    full = store[2].hidden_TKH
     assert full.shape == (3, 4, 32)
     alone = capture(target, [(7, 8, 9)], tmp_path)[0]
-    assert (alone.hidden_T4H.float() - full.float()).abs().max() < 0.05
+    assert (alone.hidden_TKH.float() - full.float()).abs().max() < 0.05
     assert torch.equal(alone.best_T, store[2].best_T)

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +22,7 @@ from secondguess.bench.peers.known import KNOWN
 from secondguess.bench.peers.process import FOLDER
 from secondguess.commands.bench_run import peer_drafter
 from secondguess.config import TreeConfig
-from secondguess.drafter.checkpoint import load_drafter
+from secondguess.drafter.checkpoint import load_drafter, save_drafter
 from secondguess.drafter.speculator import EagleSpeculator
 from secondguess.engine.speculate import Accepted
 from secondguess.errors import UserError
@@ -33,6 +33,7 @@ from secondguess.methods import parse_method
 from secondguess.target.base import causal_rows
 from secondguess.target.hf import HFTarget
 from secondguess.target.load import load_target
+from secondguess.testing import tiny_drafter
 from secondguess.tree.branch import best_branch
 from secondguess.types import DraftTree, Output, Rows, SamplingParams
 from test_tree import configs, draft, seeds
@@ -75,10 +76,8 @@ def model_of(target: HFTarget) -> SimpleNamespace:
     """What ``load_model`` is given. vLLM's embedding has more rows than there are tokens."""
     weight = torch.cat([target.embedding, torch.ones(63, target.spec.hidden_size, dtype=torch.float64)])
     layers = nn.ModuleList(Layer() for _ in range(target.spec.num_layers))
-    config = SimpleNamespace(vocab_size=target.spec.vocab_size)
-    return SimpleNamespace(
-        model=SimpleNamespace(layers=layers, embed_tokens=SimpleNamespace(weight=weight), config=config)
-    )
+    embedding, config = SimpleNamespace(weight=weight), target.model.config
+    return SimpleNamespace(model=SimpleNamespace(layers=layers, embed_tokens=embedding, config=config))
 
 
 @dataclass(eq=False)
@@ -272,6 +271,14 @@ def test_a_drafter_that_does_not_fit_is_refused(name: str, said: str, folder: Pa
     proposer = BranchProposer(engine_config({"drafter": str(folder / "drafters" / name)}))
     with pytest.raises(UserError, match=said):
         proposer.load_model(model_of(target))
+
+
+def test_what_may_not_fit_is_told(tmp_path: Path, target: HFTarget, caplog) -> None:
+    drafter = tiny_drafter(target)
+    drafter.config = replace(drafter.config, rope_theta=1e6)
+    save_drafter(drafter, tmp_path / "drafter", {})
+    BranchProposer(engine_config({"drafter": str(tmp_path / "drafter")})).load_model(model_of(target))
+    assert "rope: base 1e+06, the target's is 10000" in caplog.text
 
 
 #         0

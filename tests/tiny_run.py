@@ -15,6 +15,7 @@ from secondguess.train.config import TrainConfig
 from secondguess.train.data import Response
 from secondguess.train.parallel import Processes
 from secondguess.train.run_folder import RunFolder
+from secondguess.train.start import tap_layers_of
 from secondguess.train.trainer import Trainer
 
 
@@ -48,8 +49,10 @@ def tiny_run(
 ) -> Trainer:
     """A trainer on a tiny target and 24 random responses."""
     target, responses = float32_target(target_seed), tiny_responses(data_seed)
-    store = capture(target, [r.input_ids for r in responses], tmp_path / "captures")
-    return Trainer(tiny_config(tmp_path / name, **changes), target, responses, store, processes=processes)
+    config = tiny_config(tmp_path / name, **changes)
+    layers = tap_layers_of(target, config.warm_start)
+    store = capture(target, [r.input_ids for r in responses], tmp_path / "captures", layers)
+    return Trainer(config, target, responses, store, processes=processes)
 
 
 def log_without_times(folder: RunFolder) -> list[dict[str, Any]]:

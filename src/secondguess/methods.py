@@ -165,6 +165,7 @@ def open_drafter(
     ``loaded``: drafters of this target by folder, for methods that share them; a new one is added.
     Raises UserError when there is no such drafter, or it does not fit the target or the method.
     """
+    from secondguess.drafter.checkpoint import tap_for
     from secondguess.drafter.shipped import find_drafter
 
     drafter = method.drafter or drafter
@@ -176,6 +177,7 @@ def open_drafter(
         network, name = loaded[folder], f"drafter {folder}"
     else:
         network, name = drafter, "this drafter"
+        tap_for(network, target)
     check_network(method, network.config, name)
     return network
 
@@ -195,7 +197,7 @@ def load_examined(folder: Path, target: HFTarget) -> Drafter:
     from secondguess.drafter.checks import examine, warn
 
     drafter = load_for(folder, target)
-    warn(folder, examine(folder, drafter, target))
+    warn(folder, examine(folder, drafter, target.facts, target.embedding))
     return drafter
 
 

@@ -99,6 +99,7 @@ def with_vocabulary(drafter: Drafter, size: int) -> Drafter:
     config = replace(drafter.config, draft_vocab_size=size)
     ids = torch.arange(size, device=drafter.embedding.device)
     other = Drafter(config, drafter.embedding, ids).to(drafter.embedding.device, drafter.embedding.dtype)
+    other.tap_index = drafter.tap_index
     state: Mapping[str, torch.Tensor] = drafter.state_dict()
     head = state["lm_head.weight"]
     other.load_state_dict({**state, "lm_head.weight": head[ids % len(head)]})

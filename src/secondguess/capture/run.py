@@ -10,17 +10,20 @@ from secondguess.atomic import check_folder
 from secondguess.capture.source import FeatureSource, Live, batched_by_length
 from secondguess.capture.store import States, StateStore, describe, fingerprint
 from secondguess.errors import require
-from secondguess.target.base import Target
+from secondguess.target.base import Target, default_tap_layers
 
 
-def plan_capture(target: Target, sequences: Sequence[Sequence[int]], folder: Path) -> StateStore:
+def plan_capture(
+    target: Target, sequences: Sequence[Sequence[int]], folder: Path, tap_layers: tuple[int, ...] | None = None
+) -> StateStore:
     """Where the states of ``sequences`` lie under ``folder``, there or not yet; nothing is written.
 
-    The name holds the target's weights and the token ids, so that what exists can be kept. Raises UserError if a file
-    stands in the folder's way.
+    The name holds the target's weights, the token ids and ``tap_layers`` (see ``FeatureSource``), so that what exists
+    can be kept and is not taken for another's. Raises UserError if a file stands in the folder's way.
     """
     check_folder(folder)
-    return StateStore(folder / fingerprint(target.fingerprint, sequences), [len(ids) for ids in sequences])
+    name = fingerprint(target.fingerprint, sequences, tap_layers)
+    return StateStore(folder / name, [len(ids) for ids in sequences], tap_layers)
 
 
 def fill(
@@ -35,7 +38,8 @@ def fill(
     ``on_tokens`` hears how many more tokens were done.
     """
     lengths, missing = store.lengths, store.missing if shards is None else shards
-    describe(store.folder, {"target": made_by, "sequences": len(lengths), "tokens": sum(lengths)})
+    made_of = {"target": made_by, "tap_layers": store.tap_layers, "sequences": len(lengths), "tokens": sum(lengths)}
+    describe(store.folder, made_of)
     for shard in missing:
         states: dict[int, States] = {}
         for group in batched_by_length({i: lengths[i] for i in store.shards[shard]}):
@@ -44,16 +48,19 @@ def fill(
         store.write(shard, [states[i] for i in store.shards[shard]])
 
 
-def capture(target: Target, sequences: Sequence[Sequence[int]], folder: Path) -> StateStore:
-    """Capture states of ``sequences`` under ``folder``; shards that exist are kept."""
-    store = plan_capture(target, sequences, folder)
-    fill(store, Live(target, sequences), target.fingerprint, lambda n: None)
+def capture(
+    target: Target, sequences: Sequence[Sequence[int]], folder: Path, tap_layers: tuple[int, ...] | None = None
+) -> StateStore:
+    """Capture states of ``sequences`` under ``folder``; shards that exist are kept. As ``plan_capture``."""
+    store = plan_capture(target, sequences, folder, tap_layers)
+    fill(store, Live(target, sequences, tap_layers), target.fingerprint, lambda n: None)
     return store
 
 
-def disk_need(target: Target, num_tokens: int) -> int:
-    """Bytes on disk: four bfloat16 states and an int32 per token."""
-    return num_tokens * (8 * target.spec.hidden_size + 4)
+def disk_need(target: Target, store: StateStore) -> int:
+    """Bytes on disk that the missing shards take: the taps and the last state in bfloat16, and an int32 per token."""
+    layers = store.tap_layers or default_tap_layers(target.spec.num_layers)
+    return store.tokens(store.missing) * (2 * (len(layers) + 1) * target.spec.hidden_size + 4)
 
 
 def check_room(folder: Path, num_bytes: int) -> None:

@@ -3,7 +3,7 @@
 The server writes the states of each prompt to a file in ``shared_storage_path``; this process has to see that folder.
 Whoever imports this needs httpx2.
 
-T tokens, H hidden size.
+T tokens, L tapped layers, K = L + 1 states, H hidden size.
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from secondguess.capture.source import forward_states
 from secondguess.capture.store import States
 from secondguess.errors import UserError, require
 from secondguess.prepare.post import Server
+from secondguess.target.base import default_tap_layers
 from secondguess.target.hf import HFTarget
 
 ROOM = 64  # prompts on their way at once
@@ -31,7 +33,7 @@ ROOM = 64  # prompts on their way at once
 class Served:
     """A ``FeatureSource``. ``target``: its final norm and its head, which the server does not apply, are applied here.
 
-    The server has to extract layers 2, n/2 and n - 3 of n, and n (vLLM counts inputs of layers, as we do).
+    The server has to extract the inputs of ``layers`` of n layers, and "layer n": vLLM counts inputs, as we do.
     """
 
     url: str
@@ -39,10 +41,31 @@ class Served:
     key: str | None
     target: HFTarget
     sequences: Sequence[Sequence[int]]
+    tap_layers: tuple[int, ...] | None = None
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        return self.tap_layers or default_tap_layers(self.target.spec.num_layers)
 
     def read(self, indices: Sequence[int]) -> list[States]:
         """Raises UserError if the server does not extract states, or not those, and what ``Server.post`` raises."""
         return asyncio.run(self._read([self.sequences[i] for i in indices]))
+
+    def check(self) -> None:
+        """Raises UserError unless the server extracts the right layers, as its states of the shortest sequence tell.
+
+        States of neighbouring layers are much alike, so each is compared with this target's at all layers.
+        """
+        ids, num_layers = min(self.sequences, key=len), self.target.spec.num_layers
+        [theirs] = self.read([self.sequences.index(ids)])
+        [ours] = forward_states(self.target, [ids], tuple(range(num_layers)))
+        inputs_LTH = ours.taps_TLH.transpose(0, 1)
+        found = [nearest(state_TH, inputs_LTH) for state_TH in theirs.taps_TLH.unbind(1)]
+        last_LTH = torch.cat([normed(self.target, inputs_LTH).cpu(), ours.last_TH[None]])
+        found.append(nearest(theirs.last_TH, last_LTH))
+        wanted = [*self.layers, num_layers]
+        other = f"{self.url} extracts the states {found} of {num_layers} layers, not {wanted}"
+        require(found == wanted, f"{other}: set eagle_aux_hidden_state_layer_ids, or does it run another model?")
 
     async def _read(self, sequences: Sequence[Sequence[int]]) -> list[States]:
         server = Server(self.url, self.key, ROOM)
@@ -63,16 +86,28 @@ class Served:
     def _states(self, found: dict[str, Tensor], ids: Sequence[int]) -> States:
         same = found["token_ids"].tolist() == list(ids)
         require(same, f"{self.url} read other tokens than it was sent: does it run this target?")
-        target, raw_T4H = self.target, found["hidden_states"]
-        wanted = (len(ids), 4, target.spec.hidden_size)
+        target, raw_TKH = self.target, found["hidden_states"]
+        wanted = (len(ids), len(self.layers) + 1, target.spec.hidden_size)
         require(
-            raw_T4H.shape == wanted, f"{self.url} extracts states {tuple(raw_T4H.shape)}, not {wanted}: see its layers"
+            raw_TKH.shape == wanted, f"{self.url} extracts states {tuple(raw_TKH.shape)}, not {wanted}: see its layers"
         )
-        with torch.no_grad():
-            last_TH = target.model.base_model.norm(raw_T4H[:, 3].to(target.spec.device, target.spec.dtype))
-            best_T = target.logits(last_TH[None])[0].argmax(-1)
-        hidden_T4H = torch.cat([raw_T4H[:, :3].bfloat16(), last_TH[:, None].to("cpu", torch.bfloat16)], 1)
-        return States(hidden_T4H, best_T.to("cpu", torch.int32))
+        last_TH = normed(target, raw_TKH[:, -1])
+        best_T = target.logits(last_TH[None])[0].argmax(-1)
+        hidden_TKH = torch.cat([raw_TKH[:, :-1].bfloat16(), last_TH[:, None].to("cpu", torch.bfloat16)], 1)
+        return States(hidden_TKH, best_T.to("cpu", torch.int32))
+
+
+def nearest(state_TH: Tensor, others_LTH: Tensor) -> int:
+    """Which of the others is nearest, by its relative distance, averaged over tokens: some tokens' states are huge."""
+    others_LTH = others_LTH.float()
+    distance_LT = (others_LTH - state_TH.float()).norm(dim=-1) / others_LTH.norm(dim=-1)
+    return int(distance_LT.mean(-1).argmin())
+
+
+@torch.no_grad()
+def normed(target: HFTarget, states_TH: Tensor) -> Tensor:
+    """States [..., T, H] as the target's head reads them."""
+    return target.model.base_model.norm(states_TH.to(target.spec.device, target.spec.dtype))
 
 
 def taken(path: Path) -> dict[str, Tensor]:

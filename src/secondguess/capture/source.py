@@ -10,13 +10,18 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from secondguess.capture.store import States
-from secondguess.target.base import Target, causal_rows
+from secondguess.target.base import Target, causal_rows, default_tap_layers
 
 BATCH_TOKENS = 2048
 
 
 class FeatureSource(Protocol):
     """States of a list of sequences. ``StateStore`` reads them, ``Live`` and ``Served`` make them."""
+
+    @property
+    def tap_layers(self) -> tuple[int, ...] | None:
+        """Layers whose inputs the states are, in this order; None: EAGLE-3's (as ``DrafterConfig.tap_layers``)."""
+        ...
 
     def read(self, indices: Sequence[int]) -> list[States]:
         """The states of these sequences, on the CPU."""
@@ -33,12 +38,13 @@ class Live:
 
     target: Target
     sequences: Sequence[Sequence[int]]
+    tap_layers: tuple[int, ...] | None = None
 
     def read(self, indices: Sequence[int]) -> list[States]:
         found: dict[int, States] = {}
         with torch.autocast(self.target.spec.device.type, enabled=False):  # a trainer's precision is its own
             for group in batched_by_length({i: len(self.sequences[i]) for i in indices}):
-                states = forward_states(self.target, [self.sequences[i] for i in group])
+                states = forward_states(self.target, [self.sequences[i] for i in group], self.tap_layers)
                 found |= zip(group, states, strict=True)
         return [found[i] for i in indices]
 
@@ -55,12 +61,16 @@ def batched_by_length(lengths: Mapping[int, int]) -> Iterator[list[int]]:
         yield group
 
 
-def forward_states(target: Target, sequences: Sequence[Sequence[int]]) -> list[States]:
-    """States of each sequence: one causal forward over all of them."""
+def forward_states(
+    target: Target, sequences: Sequence[Sequence[int]], tap_layers: tuple[int, ...] | None = None
+) -> list[States]:
+    """States of each sequence: one causal forward over all of them. ``tap_layers``: see ``FeatureSource``."""
     device = target.embedding.device
+    places = list(target.tap(tap_layers or default_tap_layers(target.spec.num_layers)))
     tokens_RN = pad_sequence([torch.tensor(ids, device=device) for ids in sequences], batch_first=True)
     slots_R = torch.arange(len(sequences), device=device)
     out = target.forward(causal_rows(slots_R, tokens_RN), target.new_cache(*tokens_RN.shape))
-    hidden_RN4H = torch.cat([out.taps_RNLH, out.hidden_RNH[:, :, None]], dim=2).to("cpu", torch.bfloat16)
+    hidden_RNKH = torch.cat([out.taps_RNLH[:, :, places], out.hidden_RNH[:, :, None]], dim=2)
+    hidden_RNKH = hidden_RNKH.to("cpu", torch.bfloat16)
     best_RN = out.logits_RNV.argmax(dim=-1).to("cpu", torch.int32)
-    return [States(hidden_RN4H[r, : len(ids)], best_RN[r, : len(ids)]) for r, ids in enumerate(sequences)]
+    return [States(hidden_RNKH[r, : len(ids)], best_RN[r, : len(ids)]) for r, ids in enumerate(sequences)]

@@ -1,6 +1,7 @@
 """Target states on disk, as safetensors shards.
 
-Per token: three tapped layers and the last hidden state (bfloat16), and the target's most likely next token (int32).
+Per token: the tapped layers and the last hidden state (bfloat16), and the target's most likely next token (int32).
+T tokens of a sequence, L tapped layers, K = L + 1 states, H hidden size.
 """
 
 from __future__ import annotations
@@ -21,9 +22,13 @@ from secondguess.atomic import replacing
 SHARD_TOKENS = 1 << 16
 
 
-def fingerprint(target_fingerprint: str, sequences: Sequence[Sequence[int]]) -> str:
-    """What a capture depends on: the target's weights and the exact token ids."""
+def fingerprint(
+    target_fingerprint: str, sequences: Sequence[Sequence[int]], tap_layers: tuple[int, ...] | None = None
+) -> str:
+    """What a capture depends on: the target's weights, the exact token ids, and layers other than EAGLE-3's."""
     digest = hashlib.sha256(target_fingerprint.encode())
+    if tap_layers is not None:
+        digest.update(repr(tap_layers).encode())
     for ids in sequences:
         digest.update(torch.tensor(ids, dtype=torch.int32).numpy().tobytes())
     return digest.hexdigest()[:16]
@@ -42,17 +47,26 @@ def plan_shards(lengths: Sequence[int]) -> list[range]:
 
 @dataclass(frozen=True, slots=True)
 class States:
-    """States of one sequence of T tokens."""
+    """States of one sequence."""
 
-    hidden_T4H: Tensor  # bfloat16: taps low, mid, high, then the last hidden state (after the final norm)
+    hidden_TKH: Tensor  # bfloat16: the taps, then the last hidden state (after the final norm)
     best_T: Tensor  # int32: the target's most likely next token
+
+    @property
+    def taps_TLH(self) -> Tensor:
+        return self.hidden_TKH[:, :-1]
+
+    @property
+    def last_TH(self) -> Tensor:
+        return self.hidden_TKH[:, -1]
 
 
 class StateStore:
     """Captured states of a list of sequences; ``store[i]`` reads those of sequence i."""
 
-    def __init__(self, folder: Path, lengths: Sequence[int]) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, lengths: Sequence[int], tap_layers: tuple[int, ...] | None = None) -> None:
+        """``tap_layers``: see ``FeatureSource``."""
+        self.folder, self.tap_layers = folder, tap_layers
         self.lengths = list(lengths)
         self.shards = plan_shards(lengths)
         self._where = {i: (n, sum(lengths[shard.start : i])) for n, shard in enumerate(self.shards) for i in shard}
@@ -70,7 +84,7 @@ class StateStore:
     def write(self, shard: int, states: Sequence[States]) -> None:
         """A shard is complete or absent: it is written under a temporary name and renamed."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        hidden, best = torch.cat([s.hidden_T4H for s in states]), torch.cat([s.best_T for s in states])
+        hidden, best = torch.cat([s.hidden_TKH for s in states]), torch.cat([s.best_T for s in states])
         with replacing(self.path(shard)) as temporary:
             save_file({"hidden": hidden, "best": best}, temporary)
 

@@ -17,6 +17,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_target(parser)
     add("responses", type=Path, metavar="RESPONSES", help="JSONL file of the target's own answers, as train takes it")
     add("--captures", type=Path, default=Path("captures"), metavar="DIR", help="where states go (default: captures)")
+    start = "drafter that training will start from (train's warm_start): the layers that it reads (default: EAGLE-3's)"
+    add("--warm-start", default="none", metavar="DRAFTER", help=start)
     precision = "of the target: auto, float32 or bfloat16; as train's setting (default: auto)"
     add("--precision", choices=("auto", "float32", "bfloat16"), default="auto", help=precision)
     add_device(parser)
@@ -36,10 +38,12 @@ def run(args: argparse.Namespace) -> int:
     from secondguess.commands.train_run import capture, describe_captures
     from secondguess.train.device import open_target
     from secondguess.train.setup import plan_captures, read_fitting
+    from secondguess.train.start import tap_layers_of
 
     console = Console(stderr=True, highlight=False, markup=False)
     target = open_target(args.target, args.precision, choose_device(args.device), console.print)
-    captures = plan_captures(target, read_fitting(args.responses, target, console.print), args.captures)
+    responses = read_fitting(args.responses, target, console.print)
+    captures = plan_captures(target, responses, args.captures, tap_layers_of(target, args.warm_start))
     console.print(describe_captures(captures), soft_wrap=True)
     if not args.dry_run:
         capture(captures, console, filler(args, captures))

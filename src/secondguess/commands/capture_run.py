@@ -23,7 +23,10 @@ def served(args: argparse.Namespace, captures: Captures) -> Captures:
     from secondguess.capture.served import Served  # needs an extra
 
     key = os.environ.get("OPENAI_API_KEY", "").strip()
-    source = Served(args.endpoint, args.model or args.target, key or None, captures.target, captures.sequences)
+    name, layers = args.model or args.target, captures.store.tap_layers
+    source = Served(args.endpoint, name, key or None, captures.target, captures.sequences, layers)
+    if captures.store.missing:
+        source.check()
     return replace(captures, source=source)
 
 
@@ -32,5 +35,5 @@ def by_workers(args: argparse.Namespace, captures: Captures, on_tokens: Callable
     from secondguess.integrations.ray_capture import Task, fill_with_workers  # needs an extra
 
     paths = args.responses.resolve(), args.captures.resolve()
-    task = Task(args.target, *paths, args.precision, choose_device(args.device).type)
+    task = Task(args.target, *paths, args.precision, choose_device(args.device).type, captures.store.tap_layers)
     fill_with_workers(task, captures.store.missing, args.workers, on_tokens)

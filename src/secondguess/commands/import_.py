@@ -9,7 +9,8 @@ SETTINGS = """settings (--set KEY=VALUE, where the drafter's config is wrong or 
   fc_norm, norm_before_fc, norm_before_residual, norm_output   true or false
   own_embedding    false: use the target's token embedding instead of the one that was saved
   rope_theta       the base that it was really trained with
-  layer_ids        inputs (vLLM) or outputs (SGLang, SpecForge): what numbers of tapped layers mean"""
+  layer_ids        inputs (vLLM) or outputs (SGLang, SpecForge): what numbers of tapped layers mean;
+                   or the layers whose inputs it reads: 2,16,29"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,7 +41,8 @@ def run(args: argparse.Namespace) -> int:
     notes = {"target": args.target, "imported": {"from": folder.name, "given": given}}
     with new_folder(args.folder) as temporary:
         save_drafter(imported.drafter, temporary, notes, imported.dtype)
-    findings = on_engine(lambda: examine(args.folder, load_for(args.folder, target), target))
+    drafter = on_engine(load_for, args.folder, target)
+    findings = on_engine(examine, args.folder, drafter, target.facts, target.embedding)
     console = stdout_console()
     for remark in source.remarks:
         console.print(remark, markup=False, soft_wrap=True)

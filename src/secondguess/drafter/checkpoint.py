@@ -112,9 +112,14 @@ def build(folder: Path, shape: DrafterConfig, embedding: Tensor) -> Drafter:
 def load_for(folder: Path, target: Target) -> Drafter:
     """As ``load_drafter``, and ``target`` taps from now on what the drafter reads."""
     drafter = load_drafter(folder, target.embedding, target.spec.num_layers)
+    tap_for(drafter, target)
+    return drafter
+
+
+def tap_for(drafter: Drafter, target: Target) -> None:
+    """``target`` taps from now on what the drafter reads, which finds it there."""
     if drafter.config.tap_layers:
         drafter.tap_index = target.tap(drafter.config.tap_layers)
-    return drafter
 
 
 def check_target(c: DrafterConfig, ours: dict[str, Any], embedding: Tensor, num_layers: int, folder: Path) -> None:

@@ -23,8 +23,9 @@ from secondguess.drafter.settings import read_settings
 from secondguess.target.base import default_tap_layers
 from secondguess.target.facts import TargetFacts, recorded
 from secondguess.target.fingerprint import SAMPLE
-from secondguess.target.hf import HFTarget
 
+LOW_COVERAGE = 0.8  # of the training answers' tokens
+FOREIGN = 0.1  # nats a token, see ``train.own``
 Verdict = Literal["ok", "unknown", "warning", "error"]
 Answer = tuple[Verdict, str, str]  # what was found, and what to do about it
 
@@ -51,10 +52,10 @@ class Patient:
     embedding: torch.Tensor  # the target's
 
 
-def examine(folder: Path, drafter: Drafter, target: HFTarget) -> list[Finding]:
-    """All questions about a drafter that was loaded from ``folder`` for ``target``."""
+def examine(folder: Path, drafter: Drafter, facts: TargetFacts, embedding: torch.Tensor) -> list[Finding]:
+    """All questions about a drafter that was loaded from ``folder`` for the target with these facts and embedding."""
     _, block = read_settings(folder)
-    patient = Patient(drafter, block, stored_dtype(folder), recorded(block), target.facts, target.embedding)
+    patient = Patient(drafter, block, stored_dtype(folder), recorded(block), facts, embedding)
     return [Finding(name, *check(patient)) for name, check in CHECKS.items()]
 
 
@@ -90,8 +91,12 @@ def vocabulary(p: Patient) -> Answer:
         lost = f"its {len(ids)} tokens are the first of the target's: the map of another tool's drafter was lost"
         return "warning", lost, "give it the d2t that it was trained with"
     coverage = p.block.get("training", {}).get("vocabulary_coverage")
-    covers = "" if coverage is None else f": {coverage:.1%} of its training answers"
-    return "ok", f"{len(ids)} of the target's {c.vocab_size} tokens{covers}", ""
+    found = f"{len(ids)} of the target's {c.vocab_size} tokens"
+    if coverage is None:
+        return "ok", found, ""
+    verdict = "ok" if coverage >= LOW_COVERAGE else "warning"
+    fix = "no other token can be guessed: train with a larger draft_vocab_size"
+    return verdict, f"{found}: {coverage:.1%} of its training answers", fix
 
 
 def tokenizer(p: Patient) -> Answer:
@@ -113,13 +118,17 @@ def rope(p: Patient) -> Answer:
     ours, fix = rope_parameters(c), "right only if it was trained so; else import it with --set rope_theta=..."
     if ours["rope_theta"] != now.get("rope_theta"):
         return "warning", f"base {ours['rope_theta']:g}, the target's is {now.get('rope_theta')}", fix
-    if p.then.rope is not None and p.then.rope != now:
+    if p.then.rope is not None and any(now.get(key) != value for key, value in p.then.rope.items()):
         was = f"the target has {now}, at training it had {p.then.rope}"
         return "warning", was, "load the target with the RoPE that it had at training"
-    if p.then.rope is None and ours["rope_type"] != now.get("rope_type", "default"):
-        differs = f"{ours['rope_type']}, the target's is {now.get('rope_type')}: a lost rope_scaling?"
+    if p.then.rope is None and any(({"rope_type": "default"} | now).get(key) != ours[key] for key in ours):
+        differs = f"{scaling_name(ours)}, the target's is {scaling_name(now)}: a lost rope_scaling?"
         return "warning", differs, "right only if it was trained so; it shows in long texts"
-    return "ok", f"{ours['rope_type']}, base {ours['rope_theta']:g}", ""
+    return "ok", f"{scaling_name(ours)}, base {ours['rope_theta']:g}", ""
+
+
+def scaling_name(rope: Mapping[str, Any]) -> str:
+    return f"{rope.get('rope_type', 'default')}" + (f" by {rope['factor']:g}" if "factor" in rope else "")
 
 
 def positions(p: Patient) -> Answer:
@@ -160,8 +169,12 @@ def thinking(p: Patient) -> Answer:
 
 def provenance(p: Patient) -> Answer:
     fix = "expect fewer accepted guesses beside a fine-tune of its target: train it on answers of this one"
-    method, count = p.block.get("method"), p.block.get("training", {}).get("num_responses")
+    method, training = p.block.get("method"), p.block.get("training", {})
+    count, surprise = training.get("num_responses"), training.get("surprise")
     made = (f"as {method}" if method else "by another trainer") + (f" on {count} answers" if count else "")
+    if surprise is not None and surprise > FOREIGN:
+        others = f"trained {made}; the answers surprised its target by {surprise:.2f} nats a token: not its own"
+        return "warning", others, "have the target answer the prompts ('secondguess prepare'), and train on that"
     verdict, found, fix = same(p.then.weights, p.now.weights, "target weights", fix)
     return verdict, f"trained {made}; {found}", fix
 

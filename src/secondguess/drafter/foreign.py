@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from huggingface_hub import snapshot_download
+from transformers import LlamaConfig
 
 from secondguess.config import DrafterConfig
 from secondguess.drafter.checkpoint import assign
@@ -20,7 +21,7 @@ from secondguess.drafter.foreign_tensors import Source, check_marks, read_tensor
 from secondguess.drafter.model import Drafter
 from secondguess.drafter.rope import scaling_of
 from secondguess.drafter.settings import COUNTS, FLAGS, NUMBERS, check_consistent, check_taps, check_types, read_json
-from secondguess.drafter.speculators_form import KIND, TAPS, flattened
+from secondguess.drafter.speculators_form import KIND, NESTED, OUTSIDE, TAPS, flattened
 from secondguess.errors import UserError, did_you_mean
 from secondguess.fields import read_value
 from secondguess.target.base import default_tap_layers
@@ -31,10 +32,16 @@ GIVEN = {**dict.fromkeys(FLAGS, bool), "own_embedding": bool, "rope_theta": floa
 NEEDED = {
     "num_hidden_layers": 1,
     "hidden_act": "silu",
+    "use_aux_hidden_state": True,
     "attention_bias": False,
     "mlp_bias": False,
     "quantization_config": None,
 }
+# Settings beside those of a Llama config that are read, or that say nothing of the network.
+OTHERS = (
+    "eagle_config", "use_aux_norm", "num_aux_hidden_states", "rope_theta", "rope_scaling", "torch_dtype", "dtype",
+    "sliding_window", "use_sliding_window", "max_window_layers", "layer_types", "_name_or_path", "auto_map",
+)  # fmt: skip
 REQUIRED = ("hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
 
 
@@ -55,8 +62,15 @@ def parse_given(texts: Sequence[str]) -> dict[str, Any]:
             raise UserError(f"unknown setting {key!r}{did_you_mean(key, GIVEN)}; settings are {', '.join(GIVEN)}")
         given[key] = read_value(key, GIVEN[key], value)
     if given.get("layer_ids", "inputs") not in ("inputs", "outputs"):
-        raise UserError(f"layer_ids must be inputs or outputs, got {given['layer_ids']!r}")
+        given["layer_ids"] = parse_layers(given["layer_ids"])
     return given
+
+
+def parse_layers(text: str) -> list[int]:
+    numbers = text.split(",")
+    if not all(number.isdecimal() for number in numbers):
+        raise UserError(f"layer_ids must be inputs or outputs, or the layers themselves (2,16,29), got {text!r}")
+    return [int(number) for number in numbers]
 
 
 def find_source(name: str) -> Path:
@@ -78,6 +92,7 @@ def read_foreign(source: Source) -> Imported:
     if raw.get(KIND, "eagle3") != "eagle3":
         raise UserError(f"{folder} holds a drafter of kind {raw[KIND]!r}: only eagle3 can be imported")
     tensors = read_tensors(folder)
+    source.remarks.extend(remarks_on(raw))
     config = read_config(source, flattened(raw))
     flags = read_flags(source, config, KIND in raw)
     check_marks(tensors, flags, folder)
@@ -104,9 +119,11 @@ def read_foreign(source: Source) -> Imported:
 def read_config(source: Source, found: Mapping[str, Any]) -> dict[str, Any]:
     """The flat config with nothing left out, checked against the target. Defaults are Llama's."""
     config, spec, where = {k: v for k, v in found.items() if v is not None}, source.target.spec, source.config
+    eagle = config.get("eagle_config")
+    said = config | (eagle if isinstance(eagle, dict) else {})
     for key, value in NEEDED.items():
-        if config.get(key, value) != value:
-            raise UserError(f"{where}: {key} is {config[key]!r}, but only {value!r} is supported")
+        if said.get(key, value) != value:
+            raise UserError(f"{where}: {key} is {said[key]!r}, but only {value!r} is supported")
     if config.get("sliding_window") and config.get("use_sliding_window", True):
         raise UserError(f"{where}: a sliding window of {config['sliding_window']} is not supported")
     check_types(config, dict.fromkeys(REQUIRED, int), where)
@@ -128,6 +145,19 @@ def read_config(source: Source, found: Mapping[str, Any]) -> dict[str, Any]:
     if config.get("tie_word_embeddings"):
         source.remarks.append("tie_word_embeddings is true: not so, the drafter has a head of its own")
     return config
+
+
+def remarks_on(raw: Mapping[str, Any]) -> list[str]:
+    """A line on settings that are on and that nobody here knows: the network may be another one."""
+    holders = [raw, *(raw[name] for name in ("transformer_layer_config", "eagle_config") if name in raw)]
+    said = {key: value for holder in holders if isinstance(holder, dict) for key, value in holder.items()}
+    strange = sorted(key for key, value in said.items() if value not in (None, False) and key not in known_settings())
+    return [f"settings that are not known here are left out: {', '.join(strange)}"] if strange else []
+
+
+def known_settings() -> set[str]:
+    """Those of a Llama config are read, refused if they matter, or say nothing of a drafter."""
+    return {*LlamaConfig().to_dict(), *OUTSIDE, *NESTED, *NEEDED, *FLAGS, *OTHERS}
 
 
 def rope_of(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -167,7 +197,9 @@ def read_layers(source: Source, config: Mapping[str, Any], nested: bool, width: 
     num_layers, one, eagle = config["target_num_layers"], config["target_hidden_size"], config.get("eagle_config")
     default = layers = default_tap_layers(num_layers)
     ids = config.get(TAPS) or (eagle.get(TAPS) if isinstance(eagle, dict) else None)
-    if ids is not None:
+    if isinstance(given := source.given.get("layer_ids"), list):
+        layers = tuple(given)
+    elif ids is not None:
         check_taps(ids, num_layers + 1, source.config)
         if len(ids) * one == width + one and ids[-1] == num_layers:
             ids = ids[:-1]  # some trainers list the last state, too, which is what they learn to predict

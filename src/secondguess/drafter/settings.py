@@ -27,7 +27,13 @@ FIXED = {
 # What it may be, and what EAGLE-3.1 is.
 FLAGS = {"fc_norm": True, "norm_output": True, "norm_before_fc": False, "norm_before_residual": False}
 # Settings that other tools write and that must have these values if they are there.
-IF_GIVEN = {"attention_bias": False, "mlp_bias": False, "rope_scaling": None, "quantization_config": None}
+IF_GIVEN = {
+    "attention_bias": False,
+    "mlp_bias": False,
+    "rope_scaling": None,
+    "sliding_window": None,
+    "quantization_config": None,
+}
 COUNTS = (
     "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size",
     "draft_vocab_size", "target_hidden_size", "num_hidden_layers",
@@ -70,6 +76,7 @@ def to_json(config: DrafterConfig, fingerprint: str, notes: dict[str, Any]) -> d
             "flags": {key: shape[key] for key in FLAGS},
             "own_embedding": config.own_embedding,
             "tap_layers": shape["tap_layers"],
+            "rope": rope_parameters(config),
             **notes,
         },
     }
@@ -109,7 +116,7 @@ def read_settings(folder: Path) -> tuple[DrafterConfig, dict[str, Any]]:
         **{key: ours[key] for key in ("target_num_layers", "own_embedding", "lens")},
         second_look=read_second_look(ours, path),
         tap_layers=read_taps(config, ours, path),
-        rope_scaling=read_scaling(config, path),
+        rope_scaling=read_scaling(config, ours, path),
         max_position_embeddings=config.get("max_position_embeddings"),
     ), ours
 
@@ -167,13 +174,17 @@ def check_consistent(config: dict[str, Any], own_embedding: bool, path: Path) ->
         raise UserError(f"{path}: hidden_size is not target_hidden_size, so the drafter needs an embedding of its own")
 
 
-def read_scaling(config: dict[str, Any], path: Path) -> dict[str, Any] | None:
-    """Of the RoPE, whose base is said twice and must be the same."""
+def read_scaling(config: dict[str, Any], ours: dict[str, Any], path: Path) -> dict[str, Any] | None:
+    """Of the RoPE, whose base is said twice and must be the same. Newer blocks say again what it is."""
     theta = config["rope_theta"]
     rope = config.get("rope_parameters", {"rope_type": "default", "rope_theta": theta})
     if not isinstance(rope, dict) or rope.get("rope_theta") != theta:
         raise UserError(f"{path}: rope_parameters {rope!r} do not have the rope_theta {theta}")
-    return scaling_of(rope, str(path))
+    scaling = scaling_of(rope, str(path))
+    found = {**(scaling or {"rope_type": "default"}), "rope_theta": theta}
+    if ours.get("rope", found) != found:
+        raise UserError(f"{path}: rope_parameters must be {ours['rope']}, as at training, got {rope!r}")
+    return scaling
 
 
 def read_taps(config: dict[str, Any], ours: dict[str, Any], path: Path) -> tuple[int, ...] | None:

@@ -19,6 +19,8 @@ OUTSIDE = (
     "draft_vocab_size", "target_hidden_size", "fc_norm", "norm_output", "norm_before_fc", "norm_before_residual", TAPS,
     "tie_word_embeddings", "quantization_config", "secondguess",
 )  # fmt: skip
+# What only this form has.
+NESTED = (KIND, "speculators_version", "speculators_config", "embed_requires_grad", "transformer_layer_config")
 FLAT_LAYER, LAYER = "midlayer.", "layers.0."
 
 

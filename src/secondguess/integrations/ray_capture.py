@@ -22,19 +22,21 @@ from secondguess.train.setup import plan_captures, read_fitting
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What each worker is told; the arguments of ``secondguess capture``."""
+    """What each worker is told, by the arguments of ``secondguess capture``."""
 
     target: str
     responses: Path
     captures: Path
     precision: str
     device: str
+    tap_layers: tuple[int, ...] | None  # see ``FeatureSource``
 
 
 class Worker:
     def __init__(self, task: Task) -> None:
         target = open_target(task.target, task.precision, torch.device(task.device), silent)
-        self.captures = plan_captures(target, read_fitting(task.responses, target, silent), task.captures)
+        responses = read_fitting(task.responses, target, silent)
+        self.captures = plan_captures(target, responses, task.captures, task.tap_layers)
 
     def __call__(self, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Rows ``{"shard"}`` become rows ``{"tokens"}``."""

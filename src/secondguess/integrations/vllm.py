@@ -25,12 +25,14 @@ from torch import Tensor
 
 from secondguess.config import TreeConfig
 from secondguess.drafter.checkpoint import load_drafter
+from secondguess.drafter.checks import examine, warn
 from secondguess.drafter.shipped import find_drafter
 from secondguess.drafter.speculator import EagleSpeculator
 from secondguess.engine.speculate import GREEDY, Accepted, Roots
 from secondguess.errors import UserError, did_you_mean, require
 from secondguess.methods import WITH_DRAFTER, check_network, packed_for_inference, parse_method
 from secondguess.target.base import default_tap_layers
+from secondguess.target.facts import facts_of
 from secondguess.tree.branch import best_branch
 
 OURS = "secondguess"  # the key of ``additional_config`` that is meant for us
@@ -62,12 +64,17 @@ class BranchProposer:
         self.max_len: int = vllm_config.model_config.max_model_len
 
     def load_model(self, target: Any) -> None:
-        """``target``: vLLM's causal language model, weights loaded. Raises UserError if the drafter does not fit it."""
+        """``target``: vLLM's causal language model, weights loaded. The log is warned of what may not fit.
+
+        Raises UserError if the drafter does not fit it.
+        """
         body, num_layers = target.model, len(target.model.layers)
         embedding = body.embed_tokens.weight.detach()[: body.config.vocab_size]  # vLLM pads it
         folder = find_drafter(self.method.drafter or self.options.drafter, self.method.name, embedding)
         drafter = load_drafter(folder, embedding, num_layers).requires_grad_(False)
         check_network(self.method, drafter.config, f"drafter {folder}")
+        facts = facts_of(body.config, None, None, str(embedding.dtype).removeprefix("torch."))
+        warn(folder, examine(folder, drafter, facts, embedding))
         packed_for_inference(drafter)
         layers = drafter.config.tap_layers or default_tap_layers(num_layers)
         drafter.tap_index = tuple(range(len(layers)))

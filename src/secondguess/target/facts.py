@@ -36,8 +36,8 @@ class TargetFacts:
         return "on" if "<think>" in self.answer_start else "left to the model"
 
 
-def facts_of(config: Any, tokenizer: Any, weights: str, dtype: str) -> TargetFacts:
-    """``config``: a transformers config; ``weights``: see ``weights_fingerprint``."""
+def facts_of(config: Any, tokenizer: Any, weights: str | None, dtype: str) -> TargetFacts:
+    """``config``: a transformers config; ``weights``: see ``weights_fingerprint``. None is what is not known."""
     spoken = {} if tokenizer is None else tokenizer_facts(tokenizer)
     return TargetFacts(
         architecture=next(iter(config.architectures or []), None),

@@ -44,7 +44,8 @@ class Anchor:
 def make_anchor(config: TrainConfig, drafter: Drafter) -> Anchor | None:
     """For a drafter at its start point. None unless the balance term is an anchor.
 
-    Raises UserError if ``anchor_to`` names no drafter, or one for another target or with another vocabulary.
+    Raises UserError if ``anchor_to`` names no drafter, or one for another target, with another vocabulary or fed by
+    other layers.
     """
     if config.balance != "anchor":
         return None
@@ -54,11 +55,15 @@ def make_anchor(config: TrainConfig, drafter: Drafter) -> Anchor | None:
     reference = load_drafter(folder, drafter.embedding, drafter.config.target_num_layers)
     if not torch.equal(reference.target_ids, drafter.target_ids):
         raise UserError(f"anchor_to {folder} has another draft vocabulary: start from it too, warm_start={folder}")
+    if reference.config.tap_layers != drafter.config.tap_layers:
+        raise UserError(f"anchor_to {folder} reads other layers: start from it too, warm_start={folder}")
+    reference.tap_index = drafter.tap_index
     return Anchor(reference, 1.0)
 
 
 def copy_of(drafter: Drafter) -> Drafter:
     """The same weights over the same embedding, which is not copied."""
     copy = Drafter(drafter.config, drafter.embedding, drafter.target_ids).to(drafter.embedding)
+    copy.tap_index = drafter.tap_index
     copy.load_state_dict(drafter.state_dict())
     return copy

@@ -16,7 +16,7 @@ from secondguess.train.data import Response
 class Feed:
     """Builds the batch of any responses, given by index, on the device and in the precision of ``head_VH``.
 
-    Letters as in ``batch``.
+    Letters as in ``batch``; K = L + 1 states of a token, the last one after the final norm.
     """
 
     responses: list[Response]
@@ -26,12 +26,12 @@ class Feed:
 
     def batch(self, indices: list[int]) -> Batch:
         states, device = self.source.read(indices), self.head_VH.device
-        hidden_T4H = torch.cat([s.hidden_T4H for s in states]).to(self.head_VH)
+        hidden_TKH = torch.cat([s.hidden_TKH for s in states]).to(self.head_VH)
         best_T = torch.cat([s.best_T for s in states]).to(device).long()
         return Batch(
             tokens_T=torch.cat([torch.tensor(self.responses[i].input_ids) for i in indices]).to(device),
-            taps_TLH=hidden_T4H[:, :3],
-            hidden_TH=hidden_T4H[:, 3],
+            taps_TLH=hidden_TKH[:, :-1],
+            hidden_TH=hidden_TKH[:, -1],
             head_VH=self.head_VH,
             offered_T=self.draft_of[best_T] >= 0,
             lengths_B=torch.tensor([len(self.responses[i].input_ids) for i in indices], device=device),

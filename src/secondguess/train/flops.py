@@ -41,10 +41,11 @@ def forward_flops(c: DrafterConfig, length: int, prompt_len: int, num_steps: int
     # The first layer reads embedding and feature, the others one stream.
     project = 2 * c.hidden_size * (c.num_layers + 1) * (attended + 2 * c.num_key_value_heads * c.head_dim)
     finish = 2 * attended * c.hidden_size + 2 * 3 * c.hidden_size * c.intermediate_size  # of one layer
+    fuse = 2 * c.num_taps * c.target_hidden_size * c.hidden_size
     head = 2 * c.hidden_size * c.draft_vocab_size
     lens = 2 * c.hidden_size * 2 * c.hidden_size if c.lens else 0
     # At step 0: features, their keys in every layer, and all but the last layer to the end.
-    fuse, lower_layers = 2 * 3 * c.target_hidden_size * c.hidden_size, below * (finish + 4 * attended * length)
+    lower_layers = below * (finish + 4 * attended * length)
     level0, level1 = length * (fuse + project + lower_layers), 0.0
     for j, (rows, keys) in enumerate(unrolled(length, prompt_len, num_steps)):
         last = finish + 4 * attended * keys

@@ -110,6 +110,7 @@ def whole_drafter(drafter: Drafter) -> Drafter:
         return drafter
     copy = Drafter(drafter.config, drafter.embedding, drafter.target_ids)
     copy.target_embedding = drafter.target_embedding  # of the target's, which an imported drafter may not embed by
+    copy.tap_index = drafter.tap_index
     copy.load_state_dict(whole(drafter.state_dict()))
     return copy.to(drafter.embedding.device)
 

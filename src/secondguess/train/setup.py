@@ -17,6 +17,7 @@ from secondguess.train.config import TrainConfig
 from secondguess.train.data import Response, check_lengths, read_responses
 from secondguess.train.device import open_target
 from secondguess.train.parallel import Processes
+from secondguess.train.start import tap_layers_of
 from secondguess.train.track import check_tracker
 from secondguess.train.trainer import Trainer
 
@@ -36,7 +37,7 @@ class Captures:
 
     @property
     def bytes_missing(self) -> int:
-        return disk_need(self.target, self.store.tokens(self.store.missing))
+        return disk_need(self.target, self.store)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,25 +59,48 @@ def prepare(
     check_tracker(config.track)
     target = open_target(config.target, config.precision, device, say)
     responses = read_fitting(Path(config.responses), target, say)
+    tap_layers = tap_layers_of(target, config.warm_start)
     if config.captures == "none":
-        captures, source = None, Live(target, [r.input_ids for r in responses])
+        captures, source = None, Live(target, [r.input_ids for r in responses], tap_layers)
     else:
-        captures = plan_captures(target, responses, Path(config.captures))
+        captures = plan_captures(target, responses, Path(config.captures), tap_layers)
         source = captures.store
     return Setup(Trainer(config, target, responses, source, record, processes), captures)
 
 
 def read_fitting(path: Path, target: HFTarget, say: Callable[[str], None]) -> list[Response]:
-    """Responses that the target can have written. Raises UserError naming the first that it cannot."""
+    """Responses that the target can have written. Raises UserError naming the first that it cannot.
+
+    ``say`` hears of rows that are left out, and of prompts in another form than the target's chat template gives them.
+    """
     responses = read_responses(path.expanduser(), target.spec.vocab_size, say)
     check_lengths(responses, target.spec.context_len)
+    strange = sum(not ends_as_served(r, target) for r in responses)
+    if strange:
+        made = f"{strange} of {len(responses)} prompts do not end with {target.facts.answer_start!r}, as those that"
+        say(f"{made} are served will: another chat template or thinking mode; the drafter will be made for that one")
     return responses
 
 
-def plan_captures(target: HFTarget, responses: list[Response], folder: Path) -> Captures:
-    """Where the states lie or will lie. Raises UserError if the disk has no room for those that are missing."""
+def ends_as_served(response: Response, target: HFTarget) -> bool:
+    """Whether the prompt ends with what the target's chat template puts before an answer, if there is one."""
+    start = target.facts.answer_start
+    if not start:
+        return True
+    most = len(start.encode()) + 8  # a token is a byte at least; some tokenizers lose a space where a text begins
+    tail = response.input_ids[: response.prompt_len][-most:]
+    return str(target.tokenizer.decode(list(tail), clean_up_tokenization_spaces=False)).endswith(start)
+
+
+def plan_captures(
+    target: HFTarget, responses: list[Response], folder: Path, tap_layers: tuple[int, ...] | None
+) -> Captures:
+    """Where the states lie or will lie. ``tap_layers``: see ``FeatureSource``.
+
+    Raises UserError if the disk has no room for those that are missing.
+    """
     sequences = [r.input_ids for r in responses]
-    store = plan_capture(target, sequences, folder.expanduser())
-    captures = Captures(target, sequences, store, Live(target, sequences))
+    store = plan_capture(target, sequences, folder.expanduser(), tap_layers)
+    captures = Captures(target, sequences, store, Live(target, sequences, tap_layers))
     check_room(captures.store.folder, captures.bytes_missing)
     return captures

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import replace
+from dataclasses import asdict, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from secondguess.drafter.checkpoint import load_drafter
+from secondguess.drafter.checkpoint import check_target, load_drafter
 from secondguess.drafter.fit import drafter_config, final_norm_gain, head_rows
 from secondguess.drafter.model import Drafter, initialise, start_level1
+from secondguess.drafter.settings import read_settings
 from secondguess.drafter.shipped import find_drafter
 from secondguess.drafter.vocab import choose_vocab
 from secondguess.errors import require
@@ -44,15 +46,37 @@ def warm_drafter(target: HFTarget, config: TrainConfig) -> Drafter:
     found = load_drafter(folder, embedding, target.spec.num_layers)
     other = f"drafter {folder} has num_layers={found.config.num_layers}, not {config.num_layers}"
     require(found.config.num_layers == config.num_layers, f"{other}: set num_layers, or start from another")
-    require(
-        found.config.tap_layers is None, f"drafter {folder} reads layers of its own: training feeds EAGLE-3's three"
-    )
     shape = replace(found.config, second_look=config.second_look, lens=config.lens)
     drafter = Drafter(shape, found.embedding, found.target_ids)
     drafter.target_embedding = found.target_embedding
+    drafter.tap_index = tuple(range(shape.num_taps))  # it is fed what it reads and nothing else: see tap_layers_of
     start_level1(drafter)
     drafter.load_state_dict(found.state_dict(), strict=False)  # only level 1's own may differ
     return drafter
+
+
+def tap_layers_of(target: HFTarget, warm_start: str) -> tuple[int, ...] | None:
+    """The layers that the drafter to be trained reads, None for EAGLE-3's: those of the one that training starts from.
+
+    Raises UserError if there is no such drafter, or it does not fit the target.
+    """
+    if warm_start == "none":
+        return None
+    folder = find_drafter(warm_start, warm_start, target.embedding)
+    shape, block = read_settings(folder)
+    check_target(shape, block, target.embedding, target.spec.num_layers, folder)
+    return shape.tap_layers
+
+
+def unlike_new(drafter: Drafter, target: HFTarget, config: TrainConfig) -> dict[str, Any] | None:
+    """Settings of the network in which a warm start is not what a new drafter would be; None if there are none.
+
+    Another import of the same weights is another start point.
+    """
+    c = drafter.config
+    shape = drafter_config(target.model, c.draft_vocab_size, config.second_look, config.num_layers, config.lens)
+    new = asdict(replace(shape, max_position_embeddings=c.max_position_embeddings))  # which changes no number
+    return {name: value for name, value in asdict(c).items() if value != new[name]} or None
 
 
 def content(drafter: Drafter) -> str:

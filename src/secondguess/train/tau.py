@@ -57,6 +57,6 @@ def tau(drafter: Drafter, texts: Sequence[Text], tree: TreeConfig, processes: Pr
 def read_texts(feed: Feed, indices: Sequence[int]) -> list[Text]:
     states, device = feed.source.read(indices), feed.head_VH.device
     return [
-        Text(list(r.input_ids), s.hidden_T4H[:, :3].to(device).float(), r.prompt_len, len(r.input_ids))
+        Text(list(r.input_ids), s.taps_TLH.to(device).float(), r.prompt_len, len(r.input_ids))
         for r, s in zip((feed.responses[i] for i in indices), states, strict=True)
     ]

@@ -16,6 +16,7 @@ from secondguess.drafter.checkpoint import save_drafter
 from secondguess.drafter.fit import head_rows
 from secondguess.drafter.model import Drafter
 from secondguess.drafter.vocab import count_tokens, coverage, target_to_draft
+from secondguess.errors import require
 from secondguess.lock import locked
 from secondguess.target.hf import HFTarget
 from secondguess.train.config import TrainConfig
@@ -25,10 +26,11 @@ from secondguess.train.flops import matmul_peak, step_flops
 from secondguess.train.judge import Judge, pick_replayed
 from secondguess.train.learner import Learner
 from secondguess.train.meter import Window
+from secondguess.train.own import check_answers
 from secondguess.train.parallel import Processes, load_optimizer, whole, whole_drafter
 from secondguess.train.plan import Plan
 from secondguess.train.run_folder import RunFolder
-from secondguess.train.start import content, start_drafter
+from secondguess.train.start import content, start_drafter, unlike_new
 
 
 class Trainer:
@@ -53,9 +55,12 @@ class Trainer:
         self.judge = Judge(config, held_out, pick_replayed(responses, held_out, config.eval_responses))
         counts = count_tokens((responses[i].answer for i in self.training), target.spec.vocab_size)
         self.drafter, self.made_for = start_drafter(target, config, counts), asdict(target.facts)
+        assert source.tap_layers == self.drafter.config.tap_layers, "states of other layers than the drafter reads"
         self.coverage = coverage(counts, self.drafter.target_ids)
+        require(self.coverage > 0, "the drafter can offer none of the answers' tokens: start from another, or from new")
         self.folder = RunFolder(Path(config.out).expanduser(), config, inputs(config, target, responses, self.drafter))
         self.step, self.num_saved, self.seconds, self.window, self.log_bytes = 0, 0, 0.0, Window(), 0
+        self.surprise: float | None = None
         state = self.folder.load()
         if state:
             self.drafter.load_state_dict(state["drafter"])
@@ -88,6 +93,7 @@ class Trainer:
         with locked(self.folder.path) if self.processes.first else contextlib.nullcontext():
             if self.processes.first:
                 self.folder.start(self.record, self.log_bytes)
+                self.surprise = check_answers(self.learner.feed, self.training)
             for indices in self.plan.steps_from(self.step):
                 loss = self.train_step(indices)
                 last = self.step == self.plan.num_steps
@@ -185,6 +191,7 @@ class Trainer:
                 "seconds": round(self.seconds),
                 "num_responses": len(self.training),
                 "vocabulary_coverage": round(self.coverage, 4),
+                "surprise": self.surprise,
                 "record": {k: v for k, v in self.record.items() if k != "command"},
             },
         }
@@ -197,6 +204,7 @@ def inputs(config: TrainConfig, target: HFTarget, responses: list[Response], dra
         "target weights": target.fingerprint,
         "content of responses": digest(responses),
         "content of warm_start": None if config.warm_start == "none" else content(drafter),
+        "network of warm_start": None if config.warm_start == "none" else unlike_new(drafter, target, config),
         "draft vocabulary": drafter.target_ids.tolist(),
     }
 
