@@ -3,8 +3,8 @@
 The drafter's column p holds the pair (feature p, token p + 1) at position p. The newest pair is the root's row; during
 a round, row y lies ``y`` columns after it, and is forgotten when the round ends.
 
-R requests, E new pairs, X rows of a forward, Y rows of the round, N rows, W columns, G K/V heads, D head size, K offers,
-V draft vocabulary, H hidden.
+R requests, E new pairs, X rows of a forward, Y rows of the round, N rows, W columns, G K/V heads, D head size,
+K offers, V draft vocabulary, H hidden.
 """
 
 from __future__ import annotations
