@@ -174,10 +174,11 @@ def run_eagle_verify(
     R, N = len(batch.seq_lens), num_draft_tokens
     tokens_RN, lengths = given.draft_token.view(R, N), batch.seq_lens.tolist()
     columns_RN = batch.seq_lens[:, None] + torch.arange(N)
-    visible_RNW = unpack(given.custom_mask, lengths, N)
-    columns_RW = torch.arange(visible_RNW.shape[2]).expand(R, -1)
-    positions_RN = given.positions.view(R, N)
-    rows = Rows(batch.req_pool_indices, tokens_RN, positions_RN, columns_RN, visible_RNW, columns_RW)
+    visible_RNW, positions_RN = unpack(given.custom_mask, lengths, N), given.positions.view(R, N)
+    behind_RW = torch.arange(visible_RNW.shape[2]) - batch.seq_lens[:, None]  # 0 at the root's column
+    in_tree_RW = positions_RN.gather(1, behind_RW.clamp(0, N - 1))
+    column_positions_RW = torch.where(behind_RW < 0, behind_RW + batch.seq_lens[:, None], in_tree_RW)
+    rows = Rows(batch.req_pool_indices, tokens_RN, positions_RN, columns_RN, visible_RNW, column_positions_RW)
     out = target_worker.target.forward(rows, target_worker.cache)
     best_RN = out.logits_RNV.argmax(-1)
     paths = [walk(given, tokens_RN[r], best_RN[r], r) for r in range(R)]
