@@ -32,6 +32,7 @@ from secondguess.drafter.shipped import find_drafter
 from secondguess.types import Output, Request, Speculation
 
 ROOT = Path(__file__).parents[1]
+WORDING = Path(__file__).with_suffix(".json")
 PLAIN, *DRAFTED = METHODS = ("ar", "eagle3.1", "pr")
 BUDGET, MAX_TOKENS = 24, 96
 LENGTHS = (128, 512, 2048, 4096, 8000)
@@ -45,7 +46,7 @@ def chat(llm: LLM, question: str, system: str | None = None) -> Ids:
 
 
 def by_wording(llm: LLM) -> Iterator[tuple[str, list[Ids]]]:
-    known = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
+    known = json.loads(WORDING.read_text(encoding="utf-8"))
     english = known["questions"]["English"]
     yield "no chat template", [llm.encode(question) for question in english]
     for name, system in known["systems"].items():

@@ -57,7 +57,7 @@ def test_what_is_kept_is_not_made_again(load: Load, tmp_path: Path) -> None:
     with path.open("ab") as file:
         file.write(b'{"key": "cut sho')  # by a kill
     assert ask(4, -1) == (16, {"one"}), "what is there is there, however late"
-    with pytest.raises(kept.TimeIsUp, match="2 answers are in .*kept.jsonl: run the same command again"):
+    with pytest.raises(kept.TimeIsUp, match=r"2 answers are in .*kept\.jsonl: run the same command again"):
         ask(5, -1)
     assert ask(5, 1, "two") == (25, {"two"})
     assert made == [3, 4, 5]
@@ -67,12 +67,17 @@ def test_regimes_go_on_where_they_were(
     load: Load, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     regimes = load("regimes")
-    monkeypatch.setattr(regimes, "MAX_TOKENS", 4)
+    known = {"questions": {"English": ["Why?", "How?"], "German": ["Warum?", "Wie?"]}, "systems": {"short": "Be brief"}}
+    (tmp_path / "wording.json").write_text(json.dumps(known))
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "README.md").write_text("A page of more than forty words. " * 9)
+    for name, value in {"MAX_TOKENS": 4, "WORDING": tmp_path / "wording.json", "ROOT": tmp_path}.items():
+        monkeypatch.setattr(regimes, name, value)
     out, decode, decoded = tmp_path / "out.json", regimes.decode, list[Any]()
 
     def count_and_stop(llm: Any, ids: Any, method: str) -> Any:
         decoded.append((tuple(ids), method))
-        if len(decoded) == 20:
+        if len(decoded) == 9:
             raise KeyboardInterrupt
         return decode(llm, ids, method)
 
@@ -80,16 +85,14 @@ def test_regimes_go_on_where_they_were(
     command = [str(out), "40", "--target", str(tiny / "target")]
     with pytest.raises(KeyboardInterrupt):
         regimes.main(command)
-    assert len(json.loads(out.read_text())["rows"]) == 1  # twelve answers each
+    assert len(json.loads(out.read_text())["rows"]) == 1  # of six answers each
     assert regimes.main([*command, "--minutes", "-1"]) == 1
-    assert "time is up, 19 answers are in" in capsys.readouterr().out
+    assert "time is up, 8 answers are in" in capsys.readouterr().out
     assert regimes.main(command) == 0
     found = json.loads(out.read_text())
     assert len(decoded) == 1 + len(set(decoded)), "but for the one that was interrupted none was begun twice"
-    assert [row["regime"] for row in found["rows"]] == [
-        "no chat template", "system prompt: short", "system prompt: long",
-        "English", "German", "French", "Spanish", "Chinese", "Python", "length 40",
-    ]  # fmt: skip
+    names = ["no chat template", "system prompt: short", "English", "German", "length 40"]
+    assert [row["regime"] for row in found["rows"]] == names
     assert all(row["identical pr"] == len(row["prompt_tokens"]) for row in found["rows"])
     assert all(row["tau pr, all"] >= 1 for row in found["rows"])
     assert found["revisions"]

@@ -111,7 +111,7 @@ def test_walking_the_lists_is_walking_the_tree(config: TreeConfig, seed: int, ch
 def test_the_cache_reads_what_lies_at_a_requests_places() -> None:
     """Two requests share places 7 and 3. A column past a request's length is scratch of its row in the batch."""
     table_SP = torch.tensor([[0, 0, 0, 0], [7, 3, 5, 0], [7, 3, 6, 1]], dtype=torch.int32)
-    cache = LocatedCache(table_SP, 8, 2, [(1, 1)], torch.float64)
+    cache = LocatedCache(table_SP, 8, 2, [(1, 1)], torch.float32)
     cache.aim(torch.tensor([3, 2]))
     slots_R = torch.tensor([1, 2])
     assert cache.places(slots_R, torch.arange(6).expand(2, -1)).tolist() == [[7, 3, 5, 8, 9, 9], [7, 3, 10, 11, 11, 11]]

@@ -66,7 +66,7 @@ def test_the_snapshot_is_that_of_the_released_wheel() -> None:
     assert snapshot_of(zipfile.Path(WHEELS[0])) == json.loads(SNAPSHOT.read_text())
 
 
-SOURCE = '''
+SOURCE = """
 class Base:
     LIMIT = 3
     kept: int
@@ -87,7 +87,7 @@ class Input:
     steps: int = 0
 
 def load(cls, path): ...
-'''
+"""
 
 
 @pytest.mark.parametrize(
@@ -276,9 +276,7 @@ def test_places_that_would_grow_are_refused(monkeypatch: pytest.MonkeyPatch) -> 
         ("prr", "unknown method 'prr'"),
     ],
 )
-def test_methods_that_sglang_cannot_serve_are_refused(
-    method: str, said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_methods_that_sglang_cannot_serve_are_refused(method: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SECONDGUESS_METHOD", method)
     with pytest.raises(UserError, match=said):
         method_of(None, None)

@@ -96,9 +96,7 @@ class Passes(Generic[C]):
 class Round:
     """One draft: the features of its rows, and where they lie in the cache."""
 
-    def __init__(
-        self, passes: Passes[Any], pairs: Pairs, f_root_RH: Tensor, noise_RDV: Tensor | None = None
-    ) -> None:
+    def __init__(self, passes: Passes[Any], pairs: Pairs, f_root_RH: Tensor, noise_RDV: Tensor | None = None) -> None:
         """``noise_RDV``: of the tokens at depths 1, 2, ..., where drafting is coupled."""
         self.passes, self.noise_RDV = passes, noise_RDV
         self.features_RYH = f_root_RH[:, None]

@@ -25,8 +25,9 @@ def register() -> None:
     for. So a difference is a warning of one line, and ``PR`` an unknown algorithm then.
     """
     found = find_spec("sglang")
-    assert found and found.origin, "SGLang calls this"
-    differs = list(complaints(source_of(Path(found.origin).parents[1])))
+    origin = found and found.origin
+    assert origin, "SGLang calls this"
+    differs = list(complaints(source_of(Path(origin).parents[1])))
     if differs:
         log.warning("secondguess was made for SGLang %s and is not loaded: %s", RELEASE, "; ".join(differs))
         return

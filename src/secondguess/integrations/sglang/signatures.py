@@ -65,6 +65,5 @@ def is_bare(value: ast.expr | None) -> bool:
 def set_by(method: ast.AST) -> Iterator[str]:
     """Attributes that it sets on ``self``."""
     for node in ast.walk(method):
-        is_own = isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self"
-        if is_own and isinstance(node.ctx, ast.Store):
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and ast.unparse(node.value) == "self":
             yield node.attr
