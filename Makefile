@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow check bench docs clients
+.PHONY: help setup demo test test-slow check bench docs clients sglang
 
 BIN := .venv/bin
 BENCH := smollm2-135m --method ar,eagle3.1,pr --tasks gsm8k,mt_bench,humaneval --limit 3 --max-new-tokens 64
@@ -33,3 +33,8 @@ docs: setup ## build the documentation site in build/site
 
 clients: setup ## other people's clients against our server, in environments of their own (CLIENTS="schemathesis soak")
 	$(BIN)/python scripts/clients.py $(CLIENTS)
+
+sglang: setup ## SGLang's released wheel (read, not installed) against what our plug-in needs of it
+	@ls build/sglang/*.whl >/dev/null 2>&1 || $(BIN)/python -m pip download -q --no-deps --only-binary :all: -d build/sglang \
+		sglang==$$($(BIN)/python -c "from secondguess.integrations.sglang.hooks import RELEASE; print(RELEASE)")
+	$(BIN)/python -m pytest -q -rs tests/test_sglang_hooks.py

@@ -1,31 +1,40 @@
 #!/usr/bin/env python3
-"""tau by prompt length, chat template, system prompt and language, decoded live and greedily on the default target.
+"""tau by prompt length, chat template, system prompt and language, decoded live and greedily.
 
 The prompts are our own: regimes.json beside this file, and for the long ones windows of this repository's pages.
 
-    scripts/regimes.py OUT.json [LENGTH ...]
+    scripts/regimes.py OUT.json [LENGTH ...] [--minutes 60]
+
+Every answer is kept in OUT.jsonl as soon as it is there: when the time is up, or after a kill, the same command goes
+on.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+from kept import Kept, TimeIsUp
 
 from secondguess import LLM, SamplingParams
 from secondguess.bench.metrics import is_looping
 from secondguess.commands.record import make_record, write_json
 from secondguess.config import TreeConfig
+from secondguess.drafter.checkpoint import weights_digest
+from secondguess.drafter.shipped import find_drafter
 from secondguess.types import Output, Request, Speculation
 
 ROOT = Path(__file__).parents[1]
-METHODS = ("ar", "eagle3.1", "pr")
-TREE = TreeConfig(budget=24)
-PARAMS = SamplingParams(max_tokens=96)
+WORDING = Path(__file__).with_suffix(".json")
+PLAIN, *DRAFTED = METHODS = ("ar", "eagle3.1", "pr")
+BUDGET, MAX_TOKENS = 24, 96
 LENGTHS = (128, 512, 2048, 4096, 8000)
 WINDOWS = 2  # prompts of each length
 Ids = tuple[int, ...]
@@ -34,6 +43,16 @@ Ids = tuple[int, ...]
 def chat(llm: LLM, question: str, system: str | None = None) -> Ids:
     first = [{"role": "system", "content": system}] if system else []
     return llm.encode([*first, {"role": "user", "content": question}])
+
+
+def by_wording(llm: LLM) -> Iterator[tuple[str, list[Ids]]]:
+    known = json.loads(WORDING.read_text(encoding="utf-8"))
+    english = known["questions"]["English"]
+    yield "no chat template", [llm.encode(question) for question in english]
+    for name, system in known["systems"].items():
+        yield f"system prompt: {name}", [chat(llm, question, system) for question in english]
+    for language, questions in known["questions"].items():
+        yield language, [chat(llm, question) for question in questions]
 
 
 def by_length(llm: LLM, lengths: Sequence[int]) -> Iterator[tuple[str, list[Ids]]]:
@@ -45,52 +64,78 @@ def by_length(llm: LLM, lengths: Sequence[int]) -> Iterator[tuple[str, list[Ids]
         yield f"length {length}", [chat(llm, f"{window}\n\nWhat is this text about?") for window in windows]
 
 
-def by_wording(llm: LLM) -> Iterator[tuple[str, list[Ids]]]:
-    known = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
-    english = known["questions"]["English"]
-    yield "no chat template", [llm.encode(question) for question in english]
-    for name, system in known["systems"].items():
-        yield f"system prompt: {name}", [chat(llm, question, system) for question in english]
-    for language, questions in known["questions"].items():
-        yield language, [chat(llm, question) for question in questions]
+def decode(llm: LLM, ids: Ids, method: str) -> dict[str, Any]:
+    """An answer's tokens, and the cycles and accepted draft tokens that it took."""
+    params = SamplingParams(max_tokens=MAX_TOKENS)
 
-
-def decode(llm: LLM, ids: Ids, method: str) -> Output:
     async def last_output() -> Output | None:
-        deltas = [d async for d in llm.answer(Request(ids, PARAMS, speculation=Speculation(method)))]
+        deltas = [d async for d in llm.answer(Request(ids, params, speculation=Speculation(method)))]
         return deltas[-1].output
 
     output = asyncio.run(last_output())
     assert output is not None, "the last delta brings the output"
-    return output
+    stats = output.stats
+    return {"token_ids": list(output.token_ids), "cycles": stats.num_cycles, "accepted": stats.num_accepted}
 
 
-def row(regime: str, outputs: dict[str, list[Output]]) -> dict[str, Any]:
-    plain = outputs["ar"]
-    found: dict[str, Any] = {
-        "regime": regime,
-        "prompt_tokens": [len(o.prompt_ids) for o in plain],
-        "tokens": sum(len(o.token_ids) for o in plain),
-        "looping": sum(is_looping(o.token_ids) for o in plain),
-    }
-    for method in METHODS[1:]:
-        stats = [o.stats for o in outputs[method]]
-        cycles = sum(s.num_cycles for s in stats)
-        found[f"tau {method}"] = 1 + sum(s.num_accepted for s in stats) / cycles
-        same = zip(outputs[method], plain, strict=True)
-        found[f"identical {method}"] = sum(ours.token_ids == theirs.token_ids for ours, theirs in same)
+def answers(llm: LLM, kept: Kept, prompts: Sequence[Ids]) -> dict[str, list[dict[str, Any]]]:
+    """By method, one for each prompt. Raises TimeIsUp."""
+    settings = {"target": llm.target.fingerprint, "budget": BUDGET, "max_tokens": MAX_TOKENS}
+    found: dict[str, list[dict[str, Any]]] = {method: [] for method in METHODS}
+    for ids in prompts:
+        for method in METHODS:
+            drafter = None if method == PLAIN else weights_digest(find_drafter(None, method, llm.target.embedding))
+            made_of = settings | {"method": method, "drafter": drafter, "prompt": ids}
+            found[method].append(kept(made_of, partial(decode, llm, ids, method)))
     return found
 
 
-def main(out: str, *lengths: str) -> None:
-    llm = LLM(method="pr", others=METHODS[:2], tree=TREE, max_batch_size=1)
-    rows, record = [], make_record() | {"command": shlex.join(sys.argv)}
-    for regime, prompts in (*by_wording(llm), *by_length(llm, [*map(int, lengths)] or LENGTHS)):
-        rows.append(row(regime, {method: [decode(llm, ids, method) for ids in prompts] for method in METHODS}))
-        sys.stdout.write(json.dumps(rows[-1]) + "\n")
-        sys.stdout.flush()
-        write_json(Path(out), record, "rows", rows)
+def row(regime: str, prompts: Sequence[Ids], found: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
+    """``tau METHOD`` is over prompts whose plain text does not loop (None if all do), ``tau METHOD, all`` over all."""
+    plain = [answer["token_ids"] for answer in found[PLAIN]]
+    fresh = [not is_looping(tokens) for tokens in plain]
+    what: dict[str, Any] = {
+        "regime": regime,
+        "prompt_tokens": [len(ids) for ids in prompts],
+        "tokens": sum(map(len, plain)),
+        "looping": len(prompts) - sum(fresh),
+    }
+    for method in DRAFTED:
+        mine = found[method]
+        what[f"tau {method}"] = tau([answer for answer, counts in zip(mine, fresh, strict=True) if counts])
+        what[f"tau {method}, all"] = tau(mine)
+        same = zip(mine, plain, strict=True)
+        what[f"identical {method}"] = sum(answer["token_ids"] == tokens for answer, tokens in same)
+    return what
+
+
+def tau(found: Sequence[dict[str, Any]]) -> float | None:
+    cycles = sum(answer["cycles"] for answer in found)
+    return 1 + sum(answer["accepted"] for answer in found) / cycles if cycles else None
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="tau by prompt length, template, system prompt and language")
+    parser.add_argument("out", type=Path, help="the table, as JSON; answers are kept beside it")
+    parser.add_argument("lengths", type=int, nargs="*", default=LENGTHS, help="of the long prompts, in tokens")
+    parser.add_argument("--minutes", type=float, default=60, help="begin no answer after so long (default: 60)")
+    parser.add_argument("--target", default="smollm2-135m", help="for which both drafters ship")
+    args = parser.parse_args(argv)
+    tree = TreeConfig(budget=BUDGET)
+    llm = LLM(args.target, method="pr", others=(PLAIN, "eagle3.1"), tree=tree, max_batch_size=1)
+    record, rows = make_record() | {"command": shlex.join(sys.argv)}, list[dict[str, Any]]()
+    kept = Kept(args.out.with_suffix(".jsonl"), args.minutes, record["revision"])
+    try:
+        for regime, prompts in (*by_wording(llm), *by_length(llm, args.lengths)):
+            rows.append(row(regime, prompts, answers(llm, kept, prompts)))
+            sys.stdout.write(json.dumps(rows[-1]) + "\n")
+            sys.stdout.flush()
+            write_json(args.out, record, "rows", rows, revisions=sorted(kept.revisions))
+    except TimeIsUp as stop:
+        sys.stdout.write(f"{stop}\n")
+        return 1
+    return 0
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    sys.exit(main())

@@ -1,25 +1,18 @@
 #!/usr/bin/env python3
 """The numbers of docs/scale.md.
 
-scripts/scale.py plan             a 70B target on eight GPUs, and 1,000 requests a second: from stated assumptions
-scripts/scale.py check OUT.json   the same arithmetic against the engine, on the default target and this machine
+scripts/scale.py plan                            a 70B target on eight GPUs, and 1,000 requests a second, on paper
+scripts/scale.py check OUT.json [--minutes 20]   the same arithmetic against the engine, on this machine
 """
 
 from __future__ import annotations
 
-import json
-import shlex
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import ceil, log
-from pathlib import Path
-from statistics import mean
-from time import perf_counter
-from typing import Any
 
-from secondguess.bench.simulate import Drafting, Job, Replica, arrivals, simulate
+from secondguess.bench.simulate import Drafting, Replica, arrivals, simulate
 from secondguess.engine.costs import CostModel, Curve
 
 # What is assumed -----------------------------------------------------------------------------------------------------
@@ -190,58 +183,12 @@ def plan() -> None:
         show(f"{REQUESTS:,} requests a second, {1e3 * limit:.0f} ms a token", head, replicas(gpus, model, costs, limit))
 
 
-# The check -----------------------------------------------------------------------------------------------------------
-
-
-def check(out: str) -> None:
-    from secondguess import LLM
-    from secondguess.commands.record import make_record, write_json
-    from secondguess.config import TreeConfig
-    from secondguess.drafter.cost_file import find_costs
-    from secondguess.engine.thread import run
-    from secondguess.methods import open_drafter, parse_method
-
-    tree = TreeConfig(budget=3, num_steps=3, num_reconsider=0)
-    rows: list[dict[str, Any]] = []
-    target = LLM(method="ar", max_batch_size=1).target
-    method = parse_method("eagle3.1", tree)
-    costs = run(lambda: find_costs(target, open_drafter(method, target, None), tree, 8))
-    for name, slots in ((name, slots) for name in ("ar", "eagle3.1") for slots in (1, 4)):
-        llm = LLM(target, method=name, tree=tree, max_batch_size=slots, max_model_len=256)
-        rows.append({"method": name, "slots": slots} | compare(llm, costs, tree if name != "ar" else None))
-        sys.stdout.write(json.dumps(rows[-1]) + "\n")
-        sys.stdout.flush()
-    write_json(Path(out), make_record() | {"command": shlex.join(sys.argv)}, "rows", rows)
-
-
-def compare(llm: Any, costs: CostModel, tree: Any) -> dict[str, float]:
-    """Seconds that the engine takes for a crowd of requests, and those that the simulation says."""
-    from secondguess import SamplingParams
-
-    known = json.loads(Path(__file__).with_name("regimes.json").read_text(encoding="utf-8"))["questions"]
-    prompts = [[{"role": "user", "content": text}] for name in ("English", "Python") for text in known[name]]
-    params = SamplingParams(max_tokens=48, ignore_eos=True)
-    llm.generate(prompts[:1], params)  # warm
-    started = perf_counter()
-    outputs = llm.generate(prompts, params)
-    took = perf_counter() - started
-    cycles = sum((output.drafting.cycles for output in outputs), Counter())
-    accepted = Counter[int]()
-    for (_, count), often in cycles.items():
-        accepted[count] += often
-    drafting = Drafting() if tree is None else Drafting(tree.budget, tree.num_steps, tree.grow_width)
-    drafting = replace(drafting, accepted={n: often / cycles.total() for n, often in accepted.items()})
-    prefills = Curve.of({len(o.prompt_ids): [o.stats.prefill_s] for o in outputs})
-    replica = Replica(costs, prefills, llm.max_batch_size)
-    jobs = [Job(0.0, len(o.prompt_ids), len(o.token_ids)) for o in outputs]
-    simulated = mean(max(simulate(replica, drafting, jobs, seed)) for seed in range(20))
-    return {"tau": drafting.tau, "engine_s": took, "simulated_s": simulated, "ratio": simulated / took}
-
-
 if __name__ == "__main__":
     if sys.argv[1:] == ["plan"]:
         plan()
-    elif sys.argv[1:2] == ["check"] and len(sys.argv) == 3:
-        check(sys.argv[2])
+    elif sys.argv[1:2] == ["check"]:
+        from scale_check import main  # loads models
+
+        sys.exit(main(sys.argv[2:]))
     else:
         sys.exit(str(__doc__))

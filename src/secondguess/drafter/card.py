@@ -93,7 +93,8 @@ def notes(c: DrafterConfig) -> list[str]:
     if c.fc_norm or c.norm_output:
         found.append("An engine must know `fc_norm` and `norm_output` (EAGLE-3.1). llama.cpp does not.")
     if c.second_look is not None:
-        second = f"The second look ([parallel reconsideration]({PAPER})) needs secondguess and `reconsider/`."
+        needs = "secondguess (its server, or its plug-ins for vLLM and SGLang) and `reconsider/`."
+        second = f"The second look ([parallel reconsideration]({PAPER})) needs {needs}"
         found.append(f"{second} Other engines ignore that folder and serve the same drafter as EAGLE-3.1.")
     if c.tap_layers:
         layers = ", ".join(map(str, c.tap_layers))

@@ -17,7 +17,8 @@ from torch import Tensor
 from secondguess.config import TreeConfig
 from secondguess.device import upload
 from secondguess.drafter.model import Drafter
-from secondguess.drafter.speculator import Begin, EagleSpeculator, Pairs
+from secondguess.drafter.passes import Pairs
+from secondguess.drafter.speculator import Begin, EagleSpeculator
 from secondguess.engine.graphs import Replays, bucket
 from secondguess.engine.speculate import Roots
 from secondguess.types import DraftTree

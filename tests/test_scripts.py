@@ -1,0 +1,145 @@
+"""Scripts whose work takes long: a run that was cut short goes on, and ends with what one run would have found."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from secondguess.bench.simulate import Drafting
+from secondguess.drafter import shipped, stopwatch
+from secondguess.engine.costs import CostModel, Curve
+from tiny_folder import save_tiny
+
+SCRIPTS = Path(__file__).parent.parent / "scripts"
+Load = Callable[[str], ModuleType]
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = save_tiny(tmp_path_factory.mktemp("tiny"))
+    shutil.copytree(folder / "drafters", folder / "shipped" / "tiny", ignore=lambda *_: {"other"})
+    return folder
+
+
+@pytest.fixture
+def load(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> Load:
+    """A script as a module; the tiny target's drafters ship."""
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    monkeypatch.setattr(shipped, "SHIPPED", tiny / "shipped")
+    monkeypatch.setenv("SECONDGUESS_CACHE", str(tiny / "cache"))
+
+    def import_anew(name: str) -> ModuleType:
+        for module in ("kept", name):
+            sys.modules.pop(module, None)
+        return importlib.import_module(name)
+
+    return import_anew
+
+
+def test_what_is_kept_is_not_made_again(load: Load, tmp_path: Path) -> None:
+    kept, path, made = load("kept"), tmp_path / "kept.jsonl", list[int]()
+
+    def ask(number: int, minutes: float, revision: str = "one") -> tuple[Any, set[str]]:
+        asked = kept.Kept(path, minutes, revision)
+        return asked({"number": number}, lambda: made.append(number) or number**2), asked.revisions
+
+    assert ask(3, 1) == (9, {"one"})
+    assert ask(4, 1) == (16, {"one"})
+    assert ask(3, 1, "two") == (9, {"one"})
+    with path.open("ab") as file:
+        file.write(b'{"key": "cut sho')  # by a kill
+    assert ask(4, -1) == (16, {"one"}), "what is there is there, however late"
+    with pytest.raises(kept.TimeIsUp, match=r"2 answers are in .*kept\.jsonl: run the same command again"):
+        ask(5, -1)
+    assert ask(5, 1, "two") == (25, {"two"})
+    assert made == [3, 4, 5]
+
+
+def test_regimes_go_on_where_they_were(
+    load: Load, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    regimes = load("regimes")
+    known = {"questions": {"English": ["Why?", "How?"], "German": ["Warum?", "Wie?"]}, "systems": {"short": "Be brief"}}
+    (tmp_path / "wording.json").write_text(json.dumps(known))
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "README.md").write_text("A page of more than forty words. " * 9)
+    for name, value in {"MAX_TOKENS": 4, "WORDING": tmp_path / "wording.json", "ROOT": tmp_path}.items():
+        monkeypatch.setattr(regimes, name, value)
+    out, decode, decoded = tmp_path / "out.json", regimes.decode, list[Any]()
+
+    def count_and_stop(llm: Any, ids: Any, method: str) -> Any:
+        decoded.append((tuple(ids), method))
+        if len(decoded) == 9:
+            raise KeyboardInterrupt
+        return decode(llm, ids, method)
+
+    monkeypatch.setattr(regimes, "decode", count_and_stop)
+    command = [str(out), "40", "--target", str(tiny / "target")]
+    with pytest.raises(KeyboardInterrupt):
+        regimes.main(command)
+    assert len(json.loads(out.read_text())["rows"]) == 1  # of six answers each
+    assert regimes.main([*command, "--minutes", "-1"]) == 1
+    assert "time is up, 8 answers are in" in capsys.readouterr().out
+    assert regimes.main(command) == 0
+    found = json.loads(out.read_text())
+    assert len(decoded) == 1 + len(set(decoded)), "but for the one that was interrupted none was begun twice"
+    names = ["no chat template", "system prompt: short", "English", "German", "length 40"]
+    assert [row["regime"] for row in found["rows"]] == names
+    assert all(row["identical pr"] == len(row["prompt_tokens"]) for row in found["rows"])
+    assert all(row["tau pr, all"] >= 1 for row in found["rows"])
+    assert found["revisions"]
+
+
+def test_looping_prompts_are_left_out_of_tau(load: Load) -> None:
+    regimes = load("regimes")
+    texts = [list(range(20)), [7] * 20]
+    found = {
+        method: [{"token_ids": t, "cycles": 4, "accepted": a} for t, a in zip(texts, (2, 8), strict=True)]
+        for method in regimes.METHODS
+    }
+    row = regimes.row("any", [(1, 2), (3,)], found)
+    assert (row["tau pr"], row["tau pr, all"], row["looping"]) == (1.5, 2.25, 1)
+    assert regimes.row("any", [(3,)], {m: answers[1:] for m, answers in found.items()})["tau pr"] is None
+
+
+def test_the_simulation_is_compared_with_the_best_round(load: Load) -> None:
+    """Two requests at once: prefills of 1 s and 2 s, then cycles of 0.5 s that accept one token each."""
+    check = load("scale_check")
+    flat = Curve((1.0,), (0.5,))
+    costs = CostModel((1,), (flat,), Curve((1.0,), (0.0,)), Curve((1.0,), (0.0,)))
+    requests = [
+        {"prompt": 5, "answer": 5, "prefill_s": 1.0, "accepted": [[1, 2]]},
+        {"prompt": 6, "answer": 5, "prefill_s": 2.0, "accepted": [[1, 2]]},
+    ]
+    rounds = [{"seconds": seconds, "requests": requests} for seconds in (5.0, 4.0, 9.0)]
+    row = check.compare(check.Case("eagle3.1", 4), costs, rounds)
+    assert (row["engine_s"], row["simulated_s"], row["ratio"], row["tau"]) == (4.0, 4.0, 1.0, 2.0)
+    assert row["close"]
+    assert not check.compare(check.Case("eagle3.1", 4), costs, rounds[2:])["close"]
+    drafting = check.Case("pr", 1).drafting
+    assert drafting == Drafting(3, 3, 9)
+    assert check.Case("ar", 1).drafting == Drafting()
+
+
+def test_every_case_is_measured_and_simulated(
+    load: Load, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check = load("scale_check")
+    monkeypatch.setattr(check, "MAX_TOKENS", 6)
+    monkeypatch.setattr(check, "ROUNDS", 1)
+    monkeypatch.setattr(check, "MAX_MODEL_LEN", 512)
+    monkeypatch.setattr(stopwatch, "LIMIT_S", 0.2)
+    check.main([str(tmp_path / "out.json"), "--target", str(tiny / "target")])
+    found = json.loads((tmp_path / "out.json").read_text())["rows"]
+    cases = [(row["method"], row["slots"]) for row in found]
+    assert cases == [(m, n) for n in (1, 4) for m in ("ar", "eagle3.1", "pr")]
+    assert all(row["simulated_s"] > 0 and row["tau"] >= 1 for row in found)
+    assert found[0]["tau"] == found[3]["tau"] == 1
