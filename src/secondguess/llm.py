@@ -47,7 +47,8 @@ class LLM:
     without it; and so it does while ``method`` is slower than plain decoding, for requests that ask for nothing else.
     ``max_model_len``: tokens of prompt and answer together; by default all that the target can take, but at most 8192,
     because room for ``max_batch_size`` such requests is allocated at once. ``dtype`` and ``device`` (``auto`` takes a
-    GPU if there is one) are for a target that is loaded here; one that is loaded already keeps its own.
+    GPU if there is one) are for a target that is loaded here; one that is loaded already keeps its own. Python code
+    among the target's files is run only with ``trust_remote_code``.
 
     Raises UserError when something is unknown or does not fit together.
     """
@@ -64,11 +65,12 @@ class LLM:
         max_model_len: int | None = None,
         dtype: str = "float32",
         device: str = "auto",
+        trust_remote_code: bool = False,
     ) -> None:
         if not isinstance(max_batch_size, int) or max_batch_size < 1:
             raise UserError(f"max_batch_size must be a whole number, at least 1, got {max_batch_size!r}")
         if not isinstance(target, HFTarget):
-            target = run(load_spread, str(target), dtype, str(choose_device(device)))
+            target = run(load_spread, str(target), dtype, str(choose_device(device)), trust_remote_code)
         self.target = target
         self.method = parse_method(method, tree or TreeConfig())
         same_budget = replace(tree or TreeConfig(), budget=self.method.tree.budget)

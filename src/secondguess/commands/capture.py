@@ -38,7 +38,8 @@ def run(args: argparse.Namespace) -> int:
     from secondguess.train.setup import plan_captures, read_fitting
 
     console = Console(stderr=True, highlight=False, markup=False)
-    target = open_target(args.target, args.precision, choose_device(args.device), console.print)
+    device = choose_device(args.device)
+    target = open_target(args.target, args.precision, device, args.trust_remote_code, console.print)
     captures = plan_captures(target, read_fitting(args.responses, target, console.print), args.captures)
     console.print(describe_captures(captures), soft_wrap=True)
     if not args.dry_run:

@@ -117,7 +117,7 @@ def make(args: argparse.Namespace, method: Method, tree: TreeConfig, settings: S
     from secondguess.target.spread import load_spread
 
     log.info("loading %s", args.target)
-    target = run(load_spread, args.target, args.dtype, str(choose_device(args.device)))
+    target = run(load_spread, args.target, args.dtype, str(choose_device(args.device)), args.trust_remote_code)
     llm = LLM(
         target,
         args.drafter,

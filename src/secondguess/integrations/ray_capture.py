@@ -29,11 +29,13 @@ class Task:
     captures: Path
     precision: str
     device: str
+    trust_remote_code: bool
 
 
 class Worker:
     def __init__(self, task: Task) -> None:
-        target = open_target(task.target, task.precision, torch.device(task.device), silent)
+        device = torch.device(task.device)
+        target = open_target(task.target, task.precision, device, task.trust_remote_code, silent)
         self.captures = plan_captures(target, read_fitting(task.responses, target, silent), task.captures)
 
     def __call__(self, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

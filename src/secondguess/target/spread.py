@@ -25,7 +25,7 @@ from transformers.distributed import DistributedConfig
 from secondguess.engine.slots import SlotCache
 from secondguess.errors import require
 from secondguess.target.hf import HFTarget
-from secondguess.target.load import WHOLE, blamed_on, find_target, load_target, read
+from secondguess.target.load import WHOLE, blamed_on, find_files, load_target, read
 from secondguess.target.pretrained import read_config
 from secondguess.types import Rows, TargetOut
 
@@ -145,7 +145,11 @@ def moved(value: Any, device: torch.device) -> Any:
 
 
 def load_spread(
-    name: str, dtype: str = "float32", device: str = "cpu", say: Callable[[str], None] | None = None
+    name: str,
+    dtype: str = "float32",
+    device: str = "cpu",
+    trust_remote_code: bool = False,
+    say: Callable[[str], None] | None = None,
 ) -> HFTarget:
     """As ``load_target``, over all processes that torchrun started on this machine; alone it is ``load_target``.
 
@@ -153,13 +157,13 @@ def load_spread(
     the target's heads cannot be shared out, or its form is for one process.
     """
     if not is_launched():
-        return load_target(name, dtype, device, say)
+        return load_target(name, dtype, device, trust_remote_code, say)
     require(dtype in WHOLE, f"dtype {dtype!r} is for one process: leave torchrun out")
     count = start(device)
-    folder = find_target(name, say or log.info)
+    files = find_files(name, trust_remote_code, say or log.info)
     with blamed_on(name):
-        check_shares(read_config(folder)[0], count)
-        model, tokenizer = read(folder, WHOLE[dtype], distributed_config=DistributedConfig(tp_size=count))
+        check_shares(read_config(files)[0], count)
+        model, tokenizer = read(files, WHOLE[dtype], distributed_config=DistributedConfig(tp_size=count))
         if not is_follower():
             return Leader(model, tokenizer)
         follower = HFTarget(model, tokenizer)
