@@ -89,12 +89,16 @@ class Leader(HFTarget):
 
 
 class LeaderCache(SlotCache):
-    """Compacted in all processes at once."""
+    """Compacted and released in all processes at once."""
 
     def __init__(self, leader: Leader, number: int, num_slots: int, num_columns: int) -> None:
         spec = leader.spec
         super().__init__(num_slots, num_columns, spec.layer_shapes, spec.dtype, spec.device)
         self.leader, self.number = leader, number
+
+    def release(self, slot: int) -> None:
+        self.leader.tell("release", self.number, slot)
+        super().release(slot)
 
     def compact(self, slots_R: Tensor, source_RN: Tensor, start_R: Tensor, count_R: Tensor) -> None:
         self.leader.tell("compact", self.number, slots_R, source_RN, start_R, count_R)
@@ -111,8 +115,8 @@ def follow(target: HFTarget) -> None:
         arguments = tuple(moved(a, target.spec.device) for a in call.arguments)
         if call.work == "new_cache":
             caches[call.cache] = target.new_cache(*arguments)
-        elif call.work == "compact":
-            caches[call.cache].compact(*arguments)
+        elif call.work in ("compact", "release"):
+            getattr(caches[call.cache], call.work)(*arguments)
         elif call.work == "logits":
             target.logits(*arguments)
         else:
