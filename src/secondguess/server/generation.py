@@ -7,7 +7,7 @@ import asyncio
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from secondguess.server.asks import chat_requests, completion_requests
+from secondguess.server.asks import as_prompts, chat_requests, completion_requests
 from secondguess.server.protocol import ChatBody, CompletionBody
 from secondguess.server.replies import check_stream_options, reply
 from secondguess.server.service import Service
@@ -29,6 +29,7 @@ async def chat_completions(body: ChatBody, http: Request) -> Response:
 async def completions(body: CompletionBody, http: Request) -> Response:
     """Continue raw text or token ids."""
     service = checked(http, body)
+    service.check_count(len(as_prompts(body.prompt)) * body.num_choices)  # before any of them is tokenized
     requests = await asyncio.to_thread(completion_requests, service.llm, body)
     shape = CompletionShape(service.llm, service.name, requests, echo=bool(body.echo))
     return await reply(service.start(requests), shape, body, http)

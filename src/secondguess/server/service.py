@@ -41,10 +41,14 @@ class Service:
         if name not in (None, self.name):
             raise ApiError(404, f"no model {name!r}: this server has {self.name!r}", "model", "model_not_found")
 
+    def check_count(self, num_answers: int) -> None:
+        """Raises ApiError when there is never room for so many answers at once."""
+        if num_answers > self.room:
+            raise ApiError(400, f"{num_answers} answers at once, and this server has room for {self.room}", "n")
+
     def start(self, requests: Sequence[Request], prompt_field: str = "prompt") -> Job:
         """Begin to answer. Raises ApiError if there is no room, or one of the requests cannot be decoded."""
-        if len(requests) > self.room:
-            raise ApiError(400, f"{len(requests)} answers at once, and this server has room for {self.room}", "n")
+        self.check_count(len(requests))
         if self.num_inside + len(requests) > self.room:
             self.metrics.count_rejected(len(requests))
             raise ApiError(429, "too many requests are waiting: try again later", None, "queue_full", RETRY_AFTER)
