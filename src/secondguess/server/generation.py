@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
@@ -20,7 +18,7 @@ router = APIRouter(tags=["OpenAI API"])
 async def chat_completions(body: ChatBody, http: Request) -> Response:
     """Continue a conversation."""
     service = checked(http, body)
-    requests = await asyncio.to_thread(chat_requests, service.llm, body)
+    requests = await service.read(chat_requests, body)
     shape = ChatShape(service.llm, service.name, requests)
     return await reply(service.start(requests, "messages"), shape, body, http)
 
@@ -30,7 +28,7 @@ async def completions(body: CompletionBody, http: Request) -> Response:
     """Continue raw text or token ids."""
     service = checked(http, body)
     service.check_count(len(as_prompts(body.prompt)) * body.num_choices)  # before any of them is tokenized
-    requests = await asyncio.to_thread(completion_requests, service.llm, body)
+    requests = await service.read(completion_requests, body)
     shape = CompletionShape(service.llm, service.name, requests, echo=bool(body.echo))
     return await reply(service.start(requests), shape, body, http)
 
