@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from secondguess import LLM, SamplingParams, TreeConfig, UserError
+from secondguess import LLM, SamplingParams, TreeConfig, UserError, machine
 from secondguess.cli import main
+from secondguess.engine import room
 from secondguess.engine import scheduler as scheduler_module
 from secondguess.engine.cycle import Engine
 from secondguess.engine.ngram import Ngram
@@ -113,8 +114,8 @@ def plain(folder: Path) -> LLM:
 
 @pytest.fixture
 def llm(folder: Path) -> LLM:
-    room = {"max_batch_size": 4, "max_model_len": ROOM_TOKENS, "kv_cache_tokens": ROOM_TOKENS}
-    return LLM(folder / "target", folder / "drafters" / "pr", others=("ar", "ngram", "eagle3.1"), tree=TREE, **room)
+    sizes = {"max_batch_size": 4, "max_model_len": ROOM_TOKENS, "kv_cache_tokens": ROOM_TOKENS}
+    return LLM(folder / "target", folder / "drafters" / "pr", others=("ar", "ngram", "eagle3.1"), tree=TREE, **sizes)
 
 
 async def read(llm: LLM, request: Request) -> list[Delta]:
@@ -196,6 +197,27 @@ def test_room_for_less_than_one_request_is_refused(folder: Path, capsys: pytest.
     assert "kv_cache_tokens must be a whole number" in capsys.readouterr().err
 
 
+def test_memory_is_the_limit_where_slots_hold_more(
+    folder: Path, plain: LLM, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def make(share: float) -> LLM:
+        """With that share of the memory that all slots take, and some more that others need."""
+        monkeypatch.setattr(room, "available_bytes", lambda: int(share * size / room.SHARE))
+        return LLM(folder / "target", method="ar", max_batch_size=4, max_model_len=ROOM_TOKENS)
+
+    size = LLM(folder / "target", method="ar", max_batch_size=4, max_model_len=ROOM_TOKENS).engine.cache.bytes
+    assert make(1.01).kv_cache_tokens is None
+    assert not caplog.records
+    llm = make(0.3)
+    assert llm.kv_cache_tokens == pytest.approx(0.3 * 4 * llm.engine.cache.num_columns, rel=0.02)
+    assert "then the newest waits" in caplog.text
+    outputs = llm.generate(["hello"] * 4, LONG)
+    assert llm.totals.num_preemptions > 0
+    assert {output.text for output in outputs} == {plain.generate("hello", LONG)[0].text}
+    with pytest.raises(UserError, match=r"no room for one of max_model_len \(256\) tokens"):
+        make(0.1)
+
+
 # Memory
 
 
@@ -236,3 +258,19 @@ def test_a_slot_is_released_and_no_other() -> None:
         for store in cache.stores(layer):
             assert bool((store[[0, 2]] == 1).all())
             assert bool((store[1] == 0).any()) == LENT
+
+
+@pytest.mark.parametrize(
+    ("group", "free"),
+    [({}, 8000 * 1024), ({"memory.max": "max\n"}, 8000 * 1024), ({"memory.max": "5000000\n"}, 2500000)],
+)
+def test_free_memory_is_the_machines_and_the_groups(
+    group: dict[str, str], free: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = {"meminfo": "MemTotal: 9000 kB\nMemAvailable:    8000 kB\n"} | group
+    if group:
+        files |= {"memory.current": "3000000\n", "memory.stat": "file 9\ninactive_file 500000\nactive_file 7\n"}
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(machine, "Path", lambda name: tmp_path / "meminfo" if name.startswith("/proc") else tmp_path)
+    assert machine.available_bytes() == free

@@ -17,6 +17,7 @@ from secondguess.engine.cycle import CycleTrace, Engine, Watcher
 from secondguess.engine.guard import Guard
 from secondguess.engine.menu import Menu
 from secondguess.engine.pump import Pump
+from secondguess.engine.room import room_in_memory
 from secondguess.engine.scheduler import Load, Scheduler
 from secondguess.engine.sequence import Sequence
 from secondguess.engine.speculate import Speculator
@@ -46,10 +47,11 @@ class LLM:
     ``Request`` may ask for instead; then one whose drafter fails is switched off with a warning, and decoding goes on
     without it; and so it does while ``method`` is slower than plain decoding, for requests that ask for nothing else.
     ``max_model_len``: tokens of prompt and answer together; by default all that the target can take, but at most 8192,
-    because room for ``max_batch_size`` such requests is set aside. ``kv_cache_tokens``: what may be taken of it; when
-    texts of more tokens run, the newest goes back to the queue until others have ended. ``dtype`` and ``device``
-    (``auto`` takes a GPU if there is one) are for a target that is loaded here; one that is loaded already keeps its
-    own. Python code among the target's files is run only with ``trust_remote_code``.
+    because room for ``max_batch_size`` such requests is set aside. ``kv_cache_tokens``: what may be taken of it, by
+    default what memory holds (on a GPU all of it is taken at once); when texts of more tokens run, the newest goes back
+    to the queue until others have ended. ``dtype`` and ``device`` (``auto`` takes a GPU if there is one) are for a
+    target that is loaded here; one that is loaded already keeps its own. Python code among the target's files is run
+    only with ``trust_remote_code``.
 
     Raises UserError when something is unknown or does not fit together.
     """
@@ -81,8 +83,9 @@ class LLM:
         if drafter is not None and not any(m.has_drafter for m in offered):
             raise UserError(f"method {method} uses no drafter: leave drafter out, or take {' or '.join(WITH_DRAFTER)}")
         self.max_model_len, self.max_batch_size = self._context(max_model_len), max_batch_size
-        self.kv_cache_tokens = self._room(kv_cache_tokens)
+        self._check_room(kv_cache_tokens)
         self.engine = run(self._make_engine, drafter, max_batch_size)
+        self.kv_cache_tokens = kv_cache_tokens or room_in_memory(self.engine.cache, self.max_model_len)
         self._scheduler = Scheduler(self.engine, self.max_model_len, self.target.tokenizer, self.kv_cache_tokens)
         self._pump = Pump(self._scheduler.step, self._news)
 
@@ -233,11 +236,10 @@ class LLM:
             raise UserError(f"max_model_len must be a whole number in [2, {limit}] for this target, got {wanted!r}")
         return wanted or min(limit, DEFAULT_CONTEXT)
 
-    def _room(self, wanted: int | None) -> int | None:
+    def _check_room(self, wanted: int | None) -> None:
         if wanted is not None and not (isinstance(wanted, int) and wanted >= self.max_model_len):
             least = f"at least max_model_len ({self.max_model_len})"
             raise UserError(f"kv_cache_tokens must be a whole number, {least}, got {wanted!r}")
-        return wanted
 
     def _abandon(self, sequences: list[Sequence]) -> None:
         """Does not wait: whatever is asked of the engine's thread next finds the slots free."""

@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--max-model-len", type=int, metavar="INT", help=room)
     batch = "requests decoded together; others wait (default: 8)"
     add("--max-batch-size", "--max-num-seqs", type=int, default=8, metavar="INT", help=batch)
-    kv = "texts that run may have so many tokens together, then the newest waits (default: no limit but the two above)"
+    kv = "texts that run may have so many tokens together, then the newest waits (default: what slots and memory hold)"
     add("--kv-cache-tokens", type=int, metavar="INT", help=kv)
     add("--ray", action="store_true", help="serve replicas through Ray Serve, on this machine or RAY_ADDRESS's cluster")
     add_dataclass(parser, Replicas)

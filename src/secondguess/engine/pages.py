@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import sys
 from collections.abc import Sequence
 from math import prod
 
@@ -10,26 +11,25 @@ import torch
 from torch import Tensor
 
 PAGE = mmap.PAGESIZE
-LENT = hasattr(mmap, "MADV_DONTNEED")  # whether this system hands out memory page by page
+LENT = sys.platform == "linux"  # which hands out memory page by page, and takes it back
+NO_RESERVE = 0x4000  # MAP_NORESERVE: more may be set aside than there is memory
 
 
 class Pages:
-    """Zeros of any shape, in ``tensor``.
-
-    On a GPU, and where the system does not lend memory by the page, all of it is taken at once and kept.
-    """
+    """Zeros of any shape, in ``tensor``. On a GPU, and not on Linux, all memory is taken at once and kept."""
 
     def __init__(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device | str = "cpu") -> None:
         self._map: mmap.mmap | None = None
         if LENT and torch.device(device).type == "cpu":
-            self._map = mmap.mmap(-1, prod(shape) * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NO_RESERVE
+            self._map = mmap.mmap(-1, prod(shape) * dtype.itemsize, flags=flags)
             self.tensor = torch.frombuffer(self._map, dtype=dtype).view(*shape)
         else:
             self.tensor = torch.zeros(*shape, dtype=dtype, device=device)
 
     @property
     def lent(self) -> bool:
-        """Whether ``give_back`` does anything."""
+        """Whether memory is taken as it fills, and ``give_back`` does anything."""
         return self._map is not None
 
     def give_back(self, part: Tensor) -> None:

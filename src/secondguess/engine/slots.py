@@ -47,6 +47,11 @@ class SlotCache:
     def bytes(self) -> int:
         return sum(store.nbytes for store in self._stores.values())
 
+    @property
+    def grows(self) -> bool:
+        """Whether memory is taken as the slots fill."""
+        return any(pages.lent for pages in self._pages.values())
+
     def stores(self, layer: int) -> tuple[Tensor, Tensor]:
         """All K and V of a layer, [S, G, C, D] each, contiguous."""
         return self._layers[layer]
