@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -111,9 +112,12 @@ def soak(call: Call) -> list[list[str]]:
     return [["python", str(ROOT / "scripts" / "soak.py"), call.served.url, *length, "--json", "soak.json"]]
 
 
-def nothing_failed(folder: Path) -> Found:
-    """All that a client tells is its exit code."""
-    return {}
+def found_by_schemathesis(folder: Path) -> Found:
+    """How many requests it made up; its exit code says whether one was answered with 500."""
+    cases = re.search(r"([\d,]+) generated.*?([\d,]+) passed", (folder / "log").read_text())
+    if cases is None:
+        raise SystemExit("schemathesis: no word of its test cases")
+    return dict(zip(("generated", "passed"), (int(count.replace(",", "")) for count in cases.groups()), strict=True))
 
 
 def found_by_guidellm(folder: Path) -> Found:
@@ -125,12 +129,12 @@ def found_by_guidellm(folder: Path) -> Found:
 
 def row_of_sweep(benchmark: Found) -> Found:
     metrics = benchmark["metrics"]
-    medians = {
-        name: metrics[name]["successful"]["median"]
-        for name in ("time_to_first_token_ms", "inter_token_latency_ms", "output_tokens_per_second")
-    }
+    latencies = ("time_to_first_token_ms", "inter_token_latency_ms", "request_latency")
+    rates = ("requests_per_second", "output_tokens_per_second")
     totals = {kind: metrics["request_totals"][kind] for kind in ("successful", "errored", "incomplete")}
-    return {"strategy": benchmark["config"]["strategy"]["type_"], **totals, **medians}
+    found = {name: metrics[name]["successful"]["median"] for name in latencies}
+    found |= {name: metrics[name]["successful"]["mean"] for name in rates}
+    return {"strategy": benchmark["config"]["strategy"], **totals, **found}
 
 
 def found_by_aiperf(folder: Path) -> Found:
@@ -148,7 +152,7 @@ def found_by_soak(folder: Path) -> Found:
 
 
 CLIENTS = {
-    "schemathesis": Client(("schemathesis",), schemathesis, nothing_failed, server=("--max-model-len", "128")),
+    "schemathesis": Client(("schemathesis",), schemathesis, found_by_schemathesis, server=("--max-model-len", "128")),
     "guidellm": Client(("guidellm",), guidellm, found_by_guidellm, server=("--max-batch-size", "16")),
     "aiperf": Client(("aiperf",), aiperf, found_by_aiperf),
     "lm-eval": Client(("lm-eval[api]", "transformers"), lm_eval, lm_eval_task.compare),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from math import prod
 
 import torch
@@ -23,6 +24,8 @@ class Pages:
         if LENT and torch.device(device).type == "cpu":
             flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NO_RESERVE
             self._map = mmap.mmap(-1, prod(shape) * dtype.itemsize, flags=flags)
+            with suppress(OSError):  # a kernel that has no huge pages; where it has, a token would take 2 MiB a head
+                self._map.madvise(mmap.MADV_NOHUGEPAGE)
             self.tensor = torch.frombuffer(self._map, dtype=dtype).view(*shape)
         else:
             self.tensor = torch.zeros(*shape, dtype=dtype, device=device)
