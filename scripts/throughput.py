@@ -27,7 +27,7 @@ from typing import Any
 
 from openai import AsyncOpenAI
 
-from secondguess.commands.record import make_record, output_file, write_json
+from secondguess.commands.record import make_record, write_json
 from serving import server
 
 SAYS: dict[str, dict[str, Any]] = {"plain": {"speculation": False}, "served": {}}
@@ -173,7 +173,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add, end = parser.add_argument, argv.index("--") if "--" in argv else len(argv)
-    add("out", type=output_file, metavar="OUT.json")
+    add("out", type=Path, metavar="OUT.json", help="the server's log goes beside it")
     add("--target", default="smollm2-135m")
     add("--at-once", type=lambda text: [int(part) for part in text.split(",")], default=[1, 4, 16], metavar="INT,...")
     add("--arms", type=lambda text: text.split(","), default=["plain", "served"], metavar="NAME,...")
@@ -191,6 +191,7 @@ def main(argv: Sequence[str]) -> int:
     args, record = parse(argv), make_record() | {"command": shlex.join(sys.argv)}
     known = json.loads(Path(__file__).with_name("regimes.json").read_text(encoding="utf-8"))["questions"]
     questions = [question for pair in zip(known["English"], known["Python"], strict=True) for question in pair]
+    args.out.parent.mkdir(parents=True, exist_ok=True)
     flags = ["--max-batch-size", str(max(args.at_once)), *args.flags]
 
     def write(cells: Sequence[Cell]) -> None:
