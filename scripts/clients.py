@@ -23,8 +23,9 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import lm_eval_task
-from secondguess.commands.record import make_record, write_json
 from serving import Served, server
+
+from secondguess.commands.record import make_record, write_json
 
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "runs" / "clients"

@@ -19,9 +19,9 @@ from statistics import linear_regression, mean
 from typing import Any
 
 import httpx
+from serving import resident_mib
 
 from secondguess.commands.record import make_record, write_json
-from serving import resident_mib
 
 TOPICS = ("the sea", "a bicycle", "rain", "prime numbers", "bread", "a lighthouse", "friction", "the moon")
 WAYS = (None, False, {"method": "ngram"}, {"method": "eagle3.1"}, {"method": "pr", "budget": 2})

@@ -26,9 +26,9 @@ from time import perf_counter
 from typing import Any
 
 from openai import AsyncOpenAI
+from serving import server
 
 from secondguess.commands.record import make_record, write_json
-from serving import server
 
 SAYS: dict[str, dict[str, Any]] = {"plain": {"speculation": False}, "served": {}}
 NUMBERS = ("tokens_per_second", "first_token_ms", "token_ms", "request_s", "tau")

@@ -65,14 +65,21 @@ def change(path: Path, **changes: Any) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A target whose model and tokenizer come with code; each leaves a file when it is run."""
+    """A target whose model comes with code, which leaves a file when it runs. There is a class for it without, too."""
     target = save_tiny(tmp_path) / "target"
     (target / "modeling_own.py").write_text(MODEL.format(ran=str(tmp_path / "model ran")))
-    (target / "tokenization_own.py").write_text(TOKENIZER.format(ran=str(tmp_path / "tokenizer ran")))
     change(target / "config.json", auto_map={"AutoModelForCausalLM": "modeling_own.OwnForCausalLM"})
+    return tmp_path
+
+
+@pytest.fixture
+def needy(folder: Path) -> Path:
+    """Its tokenizer has code, too, and there is no class for it without."""
+    target = folder / "target"
+    (target / "tokenization_own.py").write_text(TOKENIZER.format(ran=str(folder / "tokenizer ran")))
     own = {"AutoTokenizer": [None, "tokenization_own.OwnTokenizer"]}
     change(target / "tokenizer_config.json", auto_map=own, tokenizer_class="OwnTokenizer")
-    return tmp_path
+    return folder
 
 
 def what_ran(folder: Path) -> list[str]:
@@ -90,27 +97,29 @@ def test_without_the_flag_no_code_is_run(folder: Path, caplog: pytest.LogCapture
 def test_with_the_flag_it_is_run_and_writes_the_same(folder: Path) -> None:
     without = LLM(folder / "target", folder / "drafters" / "pr").generate("hello", PARAMS)[0]
     llm = LLM(folder / "target", folder / "drafters" / "pr", trust_remote_code=True)
-    assert what_ran(folder) == ["model ran", "tokenizer ran"]
+    assert what_ran(folder) == ["model ran"]
     assert type(llm.target.model).__name__ == "OwnForCausalLM"
     assert isinstance(llm.target._body.decoder, GenericDecoder)  # ours would not run what it may have changed
     assert llm.generate("hello", PARAMS)[0].text == without.text
 
 
-@pytest.mark.parametrize("trusted", [False, True])
-def test_a_conversation_without_the_weights(folder: Path, trusted: bool) -> None:
-    load_chat(str(folder / "target"), trusted)
-    assert what_ran(folder) == ["tokenizer ran"] * trusted
-
-
 @pytest.mark.parametrize("read", [load_target, load_chat])
-def test_what_needs_code_names_the_flag(folder: Path, read: Any) -> None:
-    (folder / "target" / "configuration_own.py").write_text(CONFIG)
-    own = {"AutoConfig": "configuration_own.OwnConfig"}
-    change(folder / "target" / "config.json", model_type="own", auto_map=own)
+@pytest.mark.parametrize("own_config", [False, True])
+def test_what_needs_code_names_the_flag(needy: Path, read: Any, own_config: bool) -> None:
+    if own_config:
+        (needy / "target" / "configuration_own.py").write_text(CONFIG)
+        own = {"AutoConfig": "configuration_own.OwnConfig"}
+        change(needy / "target" / "config.json", model_type="own", auto_map=own)
     with pytest.raises(UserError, match="only --trust-remote-code lets run") as caught:
-        read(str(folder / "target"))
+        read(str(needy / "target"))
     assert "\n" not in str(caught.value)
-    assert not (folder / "modules").exists()
+    assert what_ran(needy) == []
+    assert not (needy / "modules").exists()
+
+
+def test_a_conversation_without_the_weights(needy: Path) -> None:
+    load_chat(str(needy / "target"), trust_remote_code=True)
+    assert what_ran(needy) == ["tokenizer ran"]
 
 
 def test_an_own_kind_of_model_is_still_refused(folder: Path) -> None:
@@ -151,13 +160,13 @@ def test_every_command_with_a_target_has_it() -> None:
 
 
 @pytest.mark.parametrize("flags", [(), ("--trust-remote-code",)])
-def test_a_command_hands_it_on(folder: Path, capsys: pytest.CaptureFixture[str], flags: tuple[str, ...]) -> None:
-    command = ["generate", str(folder / "target"), "hi", "--method", "ar", "--max-new-tokens", "2", *flags]
-    assert main(command) == 0
-    assert bool(what_ran(folder)) == bool(flags)
+def test_a_command_hands_it_on(needy: Path, flags: tuple[str, ...]) -> None:
+    command = ["generate", str(needy / "target"), "hi", "--method", "ar", "--max-new-tokens", "2", *flags]
+    assert main(command) == (0 if flags else 2)
+    assert bool(what_ran(needy)) == bool(flags)
 
 
-def test_a_server_has_it(folder: Path) -> None:
+def test_a_server_has_it(needy: Path) -> None:
     pytest.importorskip("fastapi")
     pytest.importorskip("prometheus_client")
     from secondguess.commands.serve import make
@@ -167,6 +176,6 @@ def test_a_server_has_it(folder: Path) -> None:
 
     parser, _ = parser_of("serve")
     flags = ["--method", "ar", "--max-model-len", "64", "--trust-remote-code"]
-    args = parser.parse([str(folder / "target"), *flags])
+    args = parser.parse([str(needy / "target"), *flags])
     make(args, parse_method("ar", TreeConfig()), TreeConfig(), Settings())
-    assert what_ran(folder) == ["model ran", "tokenizer ran"]
+    assert what_ran(needy) == ["model ran", "tokenizer ran"]
