@@ -47,8 +47,8 @@ class Scale:
     minutes: float  # soak
 
 
-FULL = Scale(examples=60, steps=5, seconds=30, requests=40, questions=40, minutes=20)
-QUICK = Scale(examples=3, steps=3, seconds=8, requests=4, questions=4, minutes=0.5)
+FULL = Scale(examples=60, steps=5, seconds=45, requests=40, questions=40, minutes=20)
+QUICK = Scale(examples=3, steps=3, seconds=20, requests=4, questions=4, minutes=0.5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ def guidellm(call: Call) -> list[list[str]]:
     where = ["--backend", f"kind=openai_http,target={call.served.url},model={TARGET}"]
     texts = ["--data", "kind=synthetic_text,prompt_tokens=64,output_tokens=64"]
     counts = ["--tokenizer", f"kind=huggingface_auto,model={call.tokenizer}"]
-    load = ["--profile", f"kind=sweep,sweep_size={call.scale.steps},max_concurrency=16"]
+    load = ["--profile", f"kind=sweep,sweep_size={call.scale.steps},max_concurrency=8"]
     load += ["--constraint", f"kind=max_duration,seconds={call.scale.seconds}"]
     files = ["--output", "kind=console", "--output", f"kind=json,path={call.folder / 'benchmarks.json'}"]
     return [["guidellm", "run", *where, *texts, *counts, *load, *files, "--disable-console-interactive"]]
@@ -154,10 +154,10 @@ def found_by_soak(folder: Path) -> Found:
 
 CLIENTS = {
     "schemathesis": Client(("schemathesis",), schemathesis, found_by_schemathesis, server=("--max-model-len", "128")),
-    "guidellm": Client(("guidellm",), guidellm, found_by_guidellm, server=("--max-batch-size", "16")),
+    "guidellm": Client(("guidellm",), guidellm, found_by_guidellm),
     "aiperf": Client(("aiperf",), aiperf, found_by_aiperf),
     "lm-eval": Client(("lm-eval[api]", "transformers"), lm_eval, lm_eval_task.compare),
-    "soak": Client((), soak, found_by_soak, server=("--max-model-len", "1024", "--kv-cache-tokens", "1536")),
+    "soak": Client((), soak, found_by_soak, server=("--max-model-len", "512", "--kv-cache-tokens", "640")),
 }
 
 
