@@ -43,8 +43,8 @@ def load_target(
     """Load a local folder, a ``.gguf`` file, a hub id, or the alias ``smollm2-135m``, with its tokenizer.
 
     Weights must be safetensors (or GGUF); Python code beside them is run only with ``trust_remote_code``. ``say`` hears
-    of slow steps, by default the log does. ``whole``: multiply in ``dtype`` on the CPU too (see ``precision``), which is
-    faster over many rows, for states to train on. Raises UserError for what cannot be found or is not supported.
+    of slow steps, by default the log does. ``whole``: multiply in ``dtype`` on the CPU too (see ``precision``), which
+    is faster over many rows, for states to train on. Raises UserError for what cannot be found or is not supported.
     """
     if dtype not in DTYPES:
         raise UserError(f"unknown dtype {dtype!r}; choose one of {', '.join(DTYPES)}")
