@@ -31,7 +31,7 @@ docs: setup ## build the documentation site in build/site
 	@$(BIN)/python -c "import mkdocs" 2>/dev/null || $(BIN)/python -m pip install -q -c constraints.txt -e '.[docs]'
 	$(BIN)/mkdocs build
 
-clients: setup ## other people's clients against our server, in environments of their own (CLIENTS="schemathesis soak")
+clients: setup ## other people's clients against our server, in environments of their own (CLIENTS="--quick lm-eval soak")
 	$(BIN)/python scripts/clients.py $(CLIENTS)
 
 sglang: setup ## SGLang's released wheel (read, not installed) against what our plug-in needs of it

@@ -5,8 +5,8 @@
 
 ARMS.yaml (``configs/arms.yaml`` is one) has `train`, settings that all arms share, and `arms`, by name: what an arm
 changes of them, and as `draft` the method that it is compared as, with settings (`pr:merge=union`), of which there
-may be several. The first arm is the baseline. An arm lies in OUT/NAME; interrupted, or with arms added, the same command
-goes on. The comparison is OUT/eval.json and a table.
+may be several. The first arm is the baseline. An arm lies in OUT/NAME; interrupted, or with arms added, the same
+command goes on. The comparison is OUT/eval.json and a table.
 """
 
 from __future__ import annotations

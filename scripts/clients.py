@@ -1,93 +1,163 @@
-"""Clients that we did not write, against our server: ``make clients`` or ``scripts/clients.py NAME...``.
+"""Clients that we did not write, against our server: ``make clients`` or ``scripts/clients.py [--quick] [NAME...]``.
 
 Each has an environment of its own under the cache folder, made when it is first needed, and a server of its own. What
-they print and what the server logs is in runs/clients. (The official openai client is part of ``make test``.) MINUTES
-says how long the soak takes (20). SECONDGUESS_DATA names the folder with gsm8k_test.jsonl for
-lm-eval; TARGET another target than the default one.
+they print and what the server logs is in runs/clients/NAME, what they found in runs/clients/NAME.json. ``--quick`` only
+shows that they work. (The official openai client is part of ``make test``.) SECONDGUESS_DATA names the folder with
+gsm8k_test.jsonl for lm-eval; TARGET another target than the default one.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
 import os
-import socket
+import re
+import shlex
 import subprocess
 import sys
 import time
-import urllib.request
 import venv
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
-from lm_eval_task import compare, write_task
+import lm_eval_task
+from serving import Served, server
+
+from secondguess.commands.record import make_record, write_json
 
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "runs" / "clients"
 CACHE = Path(os.environ.get("SECONDGUESS_CACHE", Path.home() / ".cache" / "secondguess")) / "clients"
 TARGET = os.environ.get("TARGET", "smollm2-135m")
 TREE = ("--budget", "3", "--num-steps", "3")  # what pays on two cores
+DRAFTED = {"speculation": {"method": "pr"}}  # whether it pays or not
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """How much each client does."""
+
+    examples: int  # of each route (schemathesis)
+    steps: int  # of a sweep, and their seconds (guidellm)
+    seconds: int
+    requests: int  # aiperf
+    questions: int  # lm-eval
+    minutes: float  # soak
+
+
+FULL = Scale(examples=60, steps=5, seconds=45, requests=40, questions=40, minutes=20)
+QUICK = Scale(examples=3, steps=3, seconds=20, requests=4, questions=4, minutes=0.5)
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What a command is given."""
+    """What a client is given."""
 
-    url: str
-    pid: int  # of the server
+    served: Served
     tokenizer: Path
     folder: Path  # for its files
+    scale: Scale
+
+
+Found = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    packages: tuple[str, ...]  # of its environment; none: it runs in ours
+    packages: tuple[str, ...]  # of its environment, the client's first; none: it runs in ours
     commands: Callable[[Call], list[list[str]]]
+    found: Callable[[Path], Found]  # in the folder that it wrote to; raises SystemExit when that is wrong
     server: tuple[str, ...] = ()  # more flags of the server
-    check: Callable[[Path], None] = lambda folder: None  # raises SystemExit when what it wrote is wrong
 
 
 def schemathesis(call: Call) -> list[list[str]]:
-    flags = ["--checks", "not_a_server_error", "--max-examples", "60", "--request-timeout", "120"]
-    return [["schemathesis", "run", f"{call.url}/openapi.json", *flags]]
+    flags = ["--checks", "not_a_server_error", "--max-examples", str(call.scale.examples), "--request-timeout", "120"]
+    return [["schemathesis", "run", f"{call.served.url}/openapi.json", *flags]]
 
 
 def guidellm(call: Call) -> list[list[str]]:
-    flags = ["--profile", "sweep", "--rate", "4", "--max-seconds", "30", "--processor", str(call.tokenizer)]
-    data = ["--data", "prompt_tokens=64,output_tokens=64", "--output-path", str(call.folder)]
-    return [["guidellm", "benchmark", "run", "--target", call.url, *flags, *data]]
+    """A sweep: one request after the other, as many at once as it can, and rates in between."""
+    where = ["--backend", f"kind=openai_http,target={call.served.url},model={TARGET}"]
+    texts = ["--data", "kind=synthetic_text,prompt_tokens=64,output_tokens=64"]
+    counts = ["--tokenizer", f"kind=huggingface_auto,model={call.tokenizer}"]
+    load = ["--profile", f"kind=sweep,sweep_size={call.scale.steps},max_concurrency=8"]
+    load += ["--constraint", f"kind=max_duration,seconds={call.scale.seconds}"]
+    files = ["--output", "kind=console", "--output", f"kind=json,path={call.folder / 'benchmarks.json'}"]
+    return [["guidellm", "run", *where, *texts, *counts, *load, *files, "--disable-console-interactive"]]
 
 
 def aiperf(call: Call) -> list[list[str]]:
-    endpoint = ["--url", call.url, "--endpoint-type", "chat", "--streaming", "--tokenizer", str(call.tokenizer)]
-    load = ["--concurrency", "4", "--request-count", "40", "--synthetic-input-tokens-mean", "64"]
+    endpoint = ["--url", call.served.url, "--endpoint-type", "chat", "--streaming", "--tokenizer", str(call.tokenizer)]
+    load = ["--concurrency", "4", "--request-count", str(call.scale.requests), "--synthetic-input-tokens-mean", "64"]
     more = ["--output-tokens-mean", "64", "--ui", "none", "--artifact-dir", str(call.folder)]
-    return [["aiperf", "profile", "--model", TARGET, *endpoint, *load, *more]]
+    return [["aiperf", "profile", "--model", TARGET, *endpoint, *load, *more, "--extra-inputs", json.dumps(DRAFTED)]]
 
 
 def lm_eval(call: Call) -> list[list[str]]:
     """Twice: with the drafter, and decoded plainly."""
-    write_task(call.folder, Path(os.environ.get("SECONDGUESS_DATA", ".")))
-    model = f"model={TARGET},base_url={call.url}/v1/completions,num_concurrent=4,max_retries=1,tokenized_requests=False"
-    model += f",tokenizer_backend=huggingface,tokenizer={call.tokenizer}"
-    task = ["--tasks", "gsm8k_here", "--include_path", str(call.folder), "--limit", "40", "--log_samples"]
-    run = ["lm_eval", "--model", "local-completions", "--model_args", model, *task]
-    ways = {"drafted": "seed=1", "plain": "seed=1,speculation=False"}
-    return [[*run, "--gen_kwargs", extra, "--output_path", str(call.folder / way)] for way, extra in ways.items()]
+    lm_eval_task.write_task(call.folder, Path(os.environ.get("SECONDGUESS_DATA", ".")))
+    model = f"model={TARGET},base_url={call.served.url}/v1/completions,num_concurrent=4,max_retries=1"
+    model += f",tokenized_requests=False,tokenizer_backend=huggingface,tokenizer={call.tokenizer}"
+    task = ["--tasks", lm_eval_task.NAME, "--include_path", str(call.folder), "--limit", str(call.scale.questions)]
+    run = ["lm_eval", "run", "--model", "local-completions", "--model_args", model, *task, "--log_samples"]
+    return [
+        [*run, "--gen_kwargs", json.dumps({"speculation": asked}), "--output_path", str(call.folder / way)]
+        for way, asked in lm_eval_task.WAYS.items()
+    ]
 
 
 def soak(call: Call) -> list[list[str]]:
-    minutes = os.environ.get("MINUTES", "20")
-    return [["python", str(ROOT / "scripts" / "soak.py"), call.url, "--pid", str(call.pid), "--minutes", minutes]]
+    length = ["--pid", str(call.served.pid), "--minutes", str(call.scale.minutes)]
+    return [["python", str(ROOT / "scripts" / "soak.py"), call.served.url, *length, "--json", "soak.json"]]
+
+
+def found_by_schemathesis(folder: Path) -> Found:
+    """How many requests it made up; its exit code says whether one was answered with 500."""
+    cases = re.search(r"Test cases:\s+(.+)", (folder / "log").read_text())
+    if cases is None:
+        raise SystemExit("schemathesis: no word of its test cases")
+    return {"test_cases": cases[1]}
+
+
+def found_by_guidellm(folder: Path) -> Found:
+    rows = [row_of_sweep(b) for b in json.loads((folder / "benchmarks.json").read_text())["benchmarks"]]
+    if not rows or any(row["errored"] or not row["successful"] for row in rows):
+        raise SystemExit(f"guidellm: not all requests were answered: {rows}")
+    return {"sweep": rows}
+
+
+def row_of_sweep(benchmark: Found) -> Found:
+    metrics = benchmark["metrics"]
+    latencies = ("time_to_first_token_ms", "inter_token_latency_ms", "request_latency")
+    rates = ("requests_per_second", "output_tokens_per_second")
+    totals = {kind: metrics["request_totals"][kind] for kind in ("successful", "errored", "incomplete")}
+    found = {name: metrics[name]["successful"]["median"] for name in latencies}
+    found |= {name: metrics[name]["successful"]["mean"] for name in rates}
+    return {"strategy": benchmark["config"]["strategy"], **totals, **found}
+
+
+def found_by_aiperf(folder: Path) -> Found:
+    """Its own table of our acceptance."""
+    if "Spec Decode" not in (folder / "log").read_text():
+        raise SystemExit("aiperf: no Spec Decode table: it does not read metrics.speculative_decoding")
+    export = json.loads((folder / "profile_export_aiperf.json").read_text())
+    wanted = ("request_throughput", "output_token_throughput", "time_to_first_token", "inter_token_latency")
+    spec = {name: value for name, value in export.items() if "spec_decode" in name or "acceptance" in name}
+    return {name: export[name] for name in wanted if name in export} | spec
+
+
+def found_by_soak(folder: Path) -> Found:
+    return json.loads((folder / "soak.json").read_text())["rows"][0]
 
 
 CLIENTS = {
-    "schemathesis": Client(("schemathesis",), schemathesis, server=("--max-model-len", "128")),
-    "guidellm": Client(("guidellm",), guidellm),
-    "aiperf": Client(("aiperf",), aiperf),
-    "lm-eval": Client(("lm-eval[api]",), lm_eval, check=compare),
-    "soak": Client((), soak, server=("--max-model-len", "1024")),
+    "schemathesis": Client(("schemathesis",), schemathesis, found_by_schemathesis, server=("--max-model-len", "128")),
+    "guidellm": Client(("guidellm",), guidellm, found_by_guidellm),
+    "aiperf": Client(("aiperf",), aiperf, found_by_aiperf),
+    "lm-eval": Client(("lm-eval[api]", "transformers"), lm_eval, lm_eval_task.compare),
+    "soak": Client((), soak, found_by_soak, server=("--max-model-len", "512", "--kv-cache-tokens", "640")),
 }
 
 
@@ -103,33 +173,13 @@ def environment(name: str, client: Client) -> Path:
     return folder / "bin"
 
 
-@contextmanager
-def server(flags: tuple[str, ...], log: Path) -> Iterator[tuple[str, int]]:
-    """The server's URL and process id, once it is ready; it is told to end afterwards, and has to."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port = sock.getsockname()[1]
-    command = [sys.executable, "-m", "secondguess", "serve", TARGET, "--port", str(port), *TREE, *flags]
-    with log.open("w") as file:
-        process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
-    url = f"http://127.0.0.1:{port}"
-    try:
-        while not is_up(url):
-            if process.poll() is not None:
-                raise SystemExit(f"the server did not start: see {log}")
-            time.sleep(0.2)
-        yield url, process.pid
-    finally:
-        process.terminate()
-        if process.wait(150) != 0:
-            raise SystemExit(f"the server ended with an error: see {log}")
-
-
-def is_up(url: str) -> bool:
-    try:
-        return urllib.request.urlopen(f"{url}/health", timeout=5).status == 200
-    except OSError:
-        return False
+def version_of(client: Client, programs: Path) -> str | None:
+    """Of the client's package."""
+    if not client.packages:
+        return None
+    code = "import importlib.metadata, sys; print(importlib.metadata.version(sys.argv[1]))"
+    command = [programs / "python", "-c", code, client.packages[0].partition("[")[0]]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
 def save_tokenizer() -> Path:
@@ -141,24 +191,31 @@ def save_tokenizer() -> Path:
     return folder
 
 
-def run(name: str, tokenizer: Path) -> bool:
-    """Whether all went well."""
-    client, folder = CLIENTS[name], OUT / name
+def run(name: str, tokenizer: Path, scale: Scale) -> bool:
+    """Whether all went well. What was found goes to OUT."""
+    client, folder, record = CLIENTS[name], OUT / name, make_record() | {"command": shlex.join(sys.argv)}
     folder.mkdir(parents=True, exist_ok=True)
-    programs = environment(name, client)
-    with server(client.server, folder / "server.log") as (url, pid), (folder / "log").open("w") as log:
-        for command in client.commands(Call(url, pid, tokenizer, folder)):
-            print("$", *command, flush=True)
-            if execute([str(programs / command[0]), *command[1:]], folder, log) != 0:
-                return False
-    client.check(folder)
-    return True
+    programs, started = environment(name, client), time.monotonic()
+    row: Found = {"client": name, "version": version_of(client, programs), "server": [*TREE, *client.server]}
+    with server(TARGET, row["server"], folder / "server.log") as served, (folder / "log").open("w") as log:
+        commands = client.commands(Call(served, tokenizer, folder, scale))
+        row["commands"] = [shlex.join(command).replace(str(ROOT), ".") for command in commands]
+        row["exit_codes"] = [execute(programs, command, folder, log) for command in commands]
+    row["seconds"] = round(time.monotonic() - started, 1)
+    try:
+        row |= {"error": None, **client.found(folder)}
+    except (SystemExit, OSError, LookupError, ValueError) as error:  # it said no, or did not write what it should
+        row["error"] = f"{type(error).__name__}: {error}"
+        print(row["error"])
+    write_json(OUT / f"{name}.json", record, "rows", [row])
+    return not any(row["exit_codes"]) and row["error"] is None
 
 
-def execute(command: list[str], folder: Path, log: TextIO) -> int:
+def execute(programs: Path, command: list[str], folder: Path, log: TextIO) -> int:
     """The exit code of a command that runs in ``folder``. What it prints goes to the log, too."""
+    print("$", shlex.join(command), flush=True)
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    process = subprocess.Popen(command, cwd=folder, **streams)
+    process = subprocess.Popen([str(programs / command[0]), *command[1:]], cwd=folder, **streams)
     assert process.stdout
     for line in process.stdout:
         print(line, end="", flush=True)
@@ -166,15 +223,18 @@ def execute(command: list[str], folder: Path, log: TextIO) -> int:
     return process.wait()
 
 
-def main(names: list[str]) -> int:
-    for name in names:
-        if name not in CLIENTS:
-            raise SystemExit(f"no client {name!r}: there are {', '.join(CLIENTS)}")
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", metavar="NAME", nargs="*", help=f"of {', '.join(CLIENTS)} (default: all)")
+    parser.add_argument("--quick", action="store_true", help="a little of each")
+    args = parser.parse_args(argv)
+    if unknown := {*args.names} - {*CLIENTS}:
+        parser.error(f"no client {min(unknown)!r}: there are {', '.join(CLIENTS)}")
     OUT.mkdir(parents=True, exist_ok=True)
     tokenizer = save_tokenizer()
-    done = {name: run(name, tokenizer) for name in names or CLIENTS}
+    done = {name: run(name, tokenizer, QUICK if args.quick else FULL) for name in args.names or CLIENTS}
     for name, ok in done.items():
-        print(f"{name:<14} {'done' if ok else 'FAILED'}   {OUT / name / 'log'}")
+        print(f"{name:<14} {'done' if ok else 'FAILED'}   {OUT / name}.json")
     return 0 if all(done.values()) else 1
 
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The prompts that the shipped drafters' training data answers: a fixed draw from public pools, for `secondguess prepare`.
+"""The prompts that the shipped drafters' training data answers: a fixed draw from pools, for `secondguess prepare`.
 
     python scripts/training_prompts.py POOLS [--known ANSWERS.jsonl ...] --out prompts.jsonl
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from secondguess.config import TreeConfig
+from secondguess.methods import parse_method
+from secondguess.train.config import load_config
 from tiny_folder import tiny_workload
 
 SCRIPT = Path(__file__).parent.parent / "scripts" / "arms.py"
@@ -44,16 +48,8 @@ def test_arms_are_trained_and_compared_over_the_first(tmp_path: Path, monkeypatc
 
 def test_the_arms_that_come_along_are_settings_that_there_are(tmp_path: Path) -> None:
     spec = yaml.safe_load(CONFIG.read_text())
-    sys.path.insert(0, str(SCRIPT.parent))
-    try:
-        from arms import methods, settings
-    finally:
-        sys.path.pop(0)
-    from secondguess.config import TreeConfig
-    from secondguess.methods import parse_method
-    from secondguess.train.config import load_config
-
+    arms = runpy.run_path(str(SCRIPT))
     for name, arm in spec["arms"].items():
-        assert load_config(None, settings(tmp_path, name, spec["train"], arm)).method == arm["method"]
-        for typed in methods(tmp_path, name, arm):
+        assert load_config(None, arms["settings"](tmp_path, name, spec["train"], arm)).method == arm["method"]
+        for typed in arms["methods"](tmp_path, name, arm):
             assert parse_method(typed, TreeConfig()).name in (arm["method"], "pr")

@@ -76,6 +76,17 @@ def test_methods_are_chosen_and_write_the_same(tiny: Path, monkeypatch, capsys) 
     assert out.count("tau 1.00  level 0: 0  refined: 0  bonus: 16") >= 1
 
 
+@pytest.mark.parametrize("flags", [(), ("--temperature=1",)])
+def test_a_race_of_all_methods(tiny: Path, monkeypatch, capsys, flags: tuple[str, ...]) -> None:
+    assert talk(tiny, monkeypatch, piped("/race hello", "other"), *flags) == 0
+    out = capsys.readouterr().out
+    for method in ("ar", "pr", "ngram", "eagle3.1"):
+        assert re.search(rf"^{re.escape(method)} +16 .* yes *$", out, re.M), method
+    if not flags:
+        assert out.count(expected(tiny, "hello")[0]) == 4
+        assert expected(tiny, "other")[0] in out, "the conversation goes on without the race"
+
+
 def test_auto_is_a_budget_for_all_that_have_a_drafter(tiny: Path, monkeypatch, capsys) -> None:
     monkeypatch.setenv("SECONDGUESS_CACHE", str(tiny / "cache"))
     assert talk(tiny, monkeypatch, piped("hello", "/method ngram", "/reset", "hello"), "--budget=auto") == 0
@@ -99,6 +110,7 @@ def test_trees_are_drawn(tiny: Path, monkeypatch, capsys) -> None:
         (("hello", "/tree x"), "not 'x'"),
         (("/method ar", "hello", "/tree"), "ar has no drafter"),
         (("/method prr",), "no method 'prr' here; did you mean pr?"),
+        (("/race",), "nothing to race about: /race QUESTION"),
         (("x" * 2000,), "shorten it"),
     ],
 )

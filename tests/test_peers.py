@@ -154,7 +154,7 @@ def test_transformers_writes_what_we_write(name: str, tmp_path: Path) -> None:
     save_tiny(tmp_path)
     target = load_target(str(tmp_path / "target"), "float64")
     forms = {"folder": tmp_path / "target", "gguf": None}
-    common = {"threads": 1, "dtype": "float64", "max_len": 64, "drafter": None}
+    common = {"threads": 1, "dtype": "float64", "max_len": 64, "drafter": None, "trust_remote_code": False}
     peer = make_peer(name, forms, common, [0], tmp_path / "log")
     prompts = [(1, 2, 3), (9, 8, 7, 6, 5, 4)]
     params = [SamplingParams(max_tokens=20)] * 2

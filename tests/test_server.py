@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import hmac
 import json
+import logging
 import re
 from collections import defaultdict
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import pytest
@@ -214,6 +217,17 @@ def test_messages_in_parts_and_in_other_roles(app: FastAPI) -> None:
     assert chat(app, messages=history, tools=[{"type": "function", "function": {"name": "f"}}])["choices"]
 
 
+def test_tools_and_variables_reach_the_template(app: FastAPI, llm: LLM, plain: LLM, monkeypatch) -> None:
+    template = "{{ tools | length }} {{ tools[0].function.name }} {{ mood }} {{ messages[0].content }}"
+    monkeypatch.setattr(llm.target.tokenizer, "chat_template", template)
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    more = {"tools": [tool], "chat_template_kwargs": {"mood": "fine"}}
+    answer = chat(app, **more)["choices"][0]["message"]["content"]
+    assert answer == expected(plain, "1 f fine hello")
+    found = post(app, "/tokenize", {"messages": CHAT["messages"], **more}).json()
+    assert found["tokens"] == list(llm.encode("1 f fine hello"))
+
+
 @pytest.mark.parametrize("speculation", WAYS)
 def test_a_completion_is_plain_decodings_text(app: FastAPI, plain: LLM, speculation: Any) -> None:
     answer = complete(app, speculation=speculation)
@@ -405,6 +419,11 @@ def test_what_is_wrong_with_a_completion(app: FastAPI, changes: dict[str, Any], 
     assert_refused(post(app, "/v1/completions", TEXT | changes), 400, param, said)
 
 
+def test_more_prompts_than_there_is_room_for_are_not_even_read(app: FastAPI, llm: LLM, monkeypatch) -> None:
+    monkeypatch.setattr(llm, "encode", lambda _: pytest.fail("it was tokenized"))
+    assert_refused(post(app, "/v1/completions", TEXT | {"prompt": ["a"] * 200, "n": 2}), 400, "n", "room for")
+
+
 def assert_refused(response: httpx.Response, status: int, param: str | None, said: str) -> None:
     assert response.status_code == status, response.text
     error = response.json()["error"]
@@ -442,6 +461,15 @@ def test_a_key_lets_in(llm: LLM) -> None:
     assert post(app, "/v1/completions", TEXT, headers={"authorization": "Bearer secret"}).status_code == 200
     assert get(app, "/metrics").status_code == 401
     assert get(app, "/health").status_code == 200
+
+
+def test_how_long_a_key_takes_tells_nothing_of_it(llm: LLM, monkeypatch) -> None:
+    seen, compare = [], hmac.compare_digest
+    monkeypatch.setattr(hmac, "compare_digest", lambda *keys: seen.append(keys) or compare(*keys))
+    app = app_with(llm, api_key="secret")
+    for key, status in (("secre", 401), ("secret", 200)):
+        assert get(app, "/v1/models", headers={"authorization": f"Bearer {key}"}).status_code == status
+    assert seen == [(b"secre", b"secret"), (b"secret", b"secret")]
 
 
 def test_other_sites_may_call_only_if_they_are_let_in(llm: LLM) -> None:
@@ -565,6 +593,31 @@ def test_the_line_in_the_log(llm: LLM, plain: LLM) -> None:
     before = llm.totals
     asyncio.run(read(llm, "ar", (1, 2)))
     assert len(report(llm, before, llm.totals, 10)) == 1
+
+
+def test_a_server_under_load_writes_it(llm: LLM, monkeypatch, caplog) -> None:
+    from secondguess.server import app as application
+    from secondguess.server.report import report_forever
+
+    monkeypatch.setattr(application, "report_forever", partial(report_forever, interval_s=0.05))
+    app = app_with(llm)
+
+    async def serve() -> None:
+        transport = httpx.ASGITransport(app=app)
+        async with (
+            app.router.lifespan_context(app),
+            httpx.AsyncClient(transport=transport, base_url="http://test") as client,
+            asyncio.timeout(60),
+        ):
+            while "Mean acceptance length" not in caplog.text:
+                await client.post("/v1/completions", json=TEXT | {"speculation": {"method": "pr"}})
+            await asyncio.sleep(0.2)
+            caplog.clear()
+            await asyncio.sleep(0.2)
+            assert not caplog.text  # nothing to tell
+
+    with caplog.at_level(logging.INFO, logger="secondguess.server.report"):
+        asyncio.run(serve())
 
 
 async def read(llm: LLM, method: str, prompt: tuple[int, ...]) -> Output:

@@ -135,7 +135,7 @@ def test_all_answers_of_a_request_find_room_or_none(llm: LLM) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_request_that_takes_too_long(llm: LLM, stream: bool) -> None:
-    service, app = service_of(llm, request_timeout=0.05)
+    service, app = service_of(llm, request_timeout=0.4)
 
     async def ask() -> httpx.Response:
         async with client_of(app) as client:
@@ -150,6 +150,19 @@ def test_a_request_that_takes_too_long(llm: LLM, stream: bool) -> None:
         assert response.status_code == 504
         error = response.json()["error"]
     assert (error["code"], error["type"]) == ("timeout", "server_error")
+    assert_idle(llm, service)
+
+
+def test_a_request_that_takes_too_long_to_read(llm: LLM, monkeypatch) -> None:
+    service, app = service_of(llm, request_timeout=0.05)
+    monkeypatch.setattr(llm, "encode", lambda _: time.sleep(0.3))
+
+    async def ask() -> httpx.Response:
+        async with client_of(app) as client:
+            return await client.post("/v1/completions", json=TEXT)
+
+    response = asyncio.run(ask())
+    assert (response.status_code, response.json()["error"]["code"]) == (504, "timeout")
     assert_idle(llm, service)
 
 

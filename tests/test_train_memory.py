@@ -55,4 +55,4 @@ def test_a_step_of_2048_tokens_stays_under_4_gb(draft_vocab_size: int) -> None:
 
 
 if __name__ == "__main__":
-    print(step(int(sys.argv[1])))
+    sys.stdout.write(str(step(int(sys.argv[1]))))

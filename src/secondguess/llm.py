@@ -17,6 +17,7 @@ from secondguess.engine.cycle import CycleTrace, Engine, Watcher
 from secondguess.engine.guard import Guard
 from secondguess.engine.menu import Menu
 from secondguess.engine.pump import Pump
+from secondguess.engine.room import room_in_memory
 from secondguess.engine.scheduler import Load, Scheduler
 from secondguess.engine.sequence import Sequence
 from secondguess.engine.speculate import Speculator
@@ -46,8 +47,11 @@ class LLM:
     ``Request`` may ask for instead; then one whose drafter fails is switched off with a warning, and decoding goes on
     without it; and so it does while ``method`` is slower than plain decoding, for requests that ask for nothing else.
     ``max_model_len``: tokens of prompt and answer together; by default all that the target can take, but at most 8192,
-    because room for ``max_batch_size`` such requests is allocated at once. ``dtype`` and ``device`` (``auto`` takes a
-    GPU if there is one) are for a target that is loaded here; one that is loaded already keeps its own.
+    because room for ``max_batch_size`` such requests is set aside. ``kv_cache_tokens``: what may be taken of it, by
+    default what memory holds (on a GPU all of it is taken at once); when texts of more tokens run, the newest goes back
+    to the queue until others have ended. ``dtype`` and ``device`` (``auto`` takes a GPU if there is one) are for a
+    target that is loaded here; one that is loaded already keeps its own. Python code among the target's files is run
+    only with ``trust_remote_code``.
 
     Raises UserError when something is unknown or does not fit together.
     """
@@ -62,13 +66,15 @@ class LLM:
         tree: TreeConfig | None = None,
         max_batch_size: int = 8,
         max_model_len: int | None = None,
+        kv_cache_tokens: int | None = None,
         dtype: str = "float32",
         device: str = "auto",
+        trust_remote_code: bool = False,
     ) -> None:
         if not isinstance(max_batch_size, int) or max_batch_size < 1:
             raise UserError(f"max_batch_size must be a whole number, at least 1, got {max_batch_size!r}")
         if not isinstance(target, HFTarget):
-            target = run(load_spread, str(target), dtype, str(choose_device(device)))
+            target = run(load_spread, str(target), dtype, str(choose_device(device)), trust_remote_code)
         self.target = target
         self.method = parse_method(method, tree or TreeConfig())
         same_budget = replace(tree or TreeConfig(), budget=self.method.tree.budget)
@@ -77,8 +83,10 @@ class LLM:
         if drafter is not None and not any(m.has_drafter for m in offered):
             raise UserError(f"method {method} uses no drafter: leave drafter out, or take {' or '.join(WITH_DRAFTER)}")
         self.max_model_len, self.max_batch_size = self._context(max_model_len), max_batch_size
+        self._check_room(kv_cache_tokens)
         self.engine = run(self._make_engine, drafter, max_batch_size)
-        self._scheduler = Scheduler(self.engine, self.max_model_len, self.target.tokenizer)
+        self.kv_cache_tokens = kv_cache_tokens or room_in_memory(self.engine.cache, self.max_model_len)
+        self._scheduler = Scheduler(self.engine, self.max_model_len, self.target.tokenizer, self.kv_cache_tokens)
         self._pump = Pump(self._scheduler.step, self._news)
 
     def generate(
@@ -176,7 +184,7 @@ class LLM:
     def totals(self) -> Totals:
         """What all requests so far added up to; a copy."""
         t = self.engine.totals
-        return Totals(t.num_prompt_tokens, t.num_tokens, t.drafting.copy())
+        return Totals(t.num_prompt_tokens, t.num_tokens, t.drafting.copy(), t.num_preemptions)
 
     @property
     def switched_off(self) -> dict[str, str]:
@@ -227,6 +235,11 @@ class LLM:
         if wanted is not None and not (isinstance(wanted, int) and 1 < wanted <= limit):
             raise UserError(f"max_model_len must be a whole number in [2, {limit}] for this target, got {wanted!r}")
         return wanted or min(limit, DEFAULT_CONTEXT)
+
+    def _check_room(self, wanted: int | None) -> None:
+        if wanted is not None and not (isinstance(wanted, int) and wanted >= self.max_model_len):
+            least = f"at least max_model_len ({self.max_model_len})"
+            raise UserError(f"kv_cache_tokens must be a whole number, {least}, got {wanted!r}")
 
     def _abandon(self, sequences: list[Sequence]) -> None:
         """Does not wait: whatever is asked of the engine's thread next finds the slots free."""

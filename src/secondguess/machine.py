@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import re
 from pathlib import Path
 from typing import Any
 
@@ -20,3 +21,24 @@ def cpu() -> str:
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
     return next(names, platform.processor() or platform.machine())
+
+
+def available_bytes() -> int | None:
+    """Memory that is free for this process, by the machine's word and its control group's; None if it is not known."""
+    try:
+        free = 1024 * number_in(Path("/proc/meminfo").read_text(), "MemAvailable:")
+    except OSError:
+        return None
+    group = Path("/sys/fs/cgroup")
+    try:
+        limit, used = (group / "memory.max").read_text(), int((group / "memory.current").read_text())
+        # Of what a group uses, files that were read go when something else is needed.
+        used -= number_in((group / "memory.stat").read_text(), "inactive_file")
+        return min(free, int(limit) - used) if limit.strip() != "max" else free
+    except OSError:
+        return free
+
+
+def number_in(text: str, name: str) -> int:
+    """The number after ``name`` at the beginning of a line."""
+    return int(re.findall(rf"^{name}\s+(\d+)", text, re.M)[0])

@@ -1,7 +1,7 @@
 """Decoding methods by name: ``ar``, ``ngram``, ``eagle3.1``, ``pr``, with settings if wanted (``pr:m=0,budget=24``).
 
-``hass`` and ``hass+pr`` draft as ``eagle3.1`` and ``pr`` do; their drafters were trained otherwise. ``drafter=FOLDER`` is a
-setting too, so that several drafters can be compared in one run.
+``hass`` and ``hass+pr`` draft as ``eagle3.1`` and ``pr`` do; their drafters were trained otherwise. ``drafter=FOLDER``
+is a setting too, so that several drafters can be compared in one run.
 """
 
 from __future__ import annotations

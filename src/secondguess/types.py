@@ -241,6 +241,7 @@ class Totals:
     num_prompt_tokens: int = 0
     num_tokens: int = 0  # emitted
     drafting: Drafting = field(default_factory=Drafting)
+    num_preemptions: int = 0  # requests sent back to the queue, their K/V dropped
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
 
     methods, prompts = check(args)
     record, stderr = make_record(), Console(stderr=True, highlight=False)
-    target = load(args.target, args.dtype, args.device)
+    target = load(args.target, args.dtype, args.device, args.trust_remote_code)
     bench = make_bench(args, target, methods, prompts, stderr)
     folder = args.out or default_folder()
     check_folder(folder)

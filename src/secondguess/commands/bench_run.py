@@ -60,6 +60,7 @@ def make_peers(args: argparse.Namespace, target: HFTarget, longest: int) -> dict
         "threads": torch.get_num_threads(),
         "dtype": target.spec.mode if target.spec.mode in WHOLE else str(target.spec.dtype).removeprefix("torch."),
         "max_len": min(longest + PEER_ROOM, target.spec.context_len),
+        "trust_remote_code": args.trust_remote_code,
     }
     logs, end_ids = Path(tempfile.mkdtemp(prefix="secondguess-peers-")), sorted(target.spec.eos_token_ids)
     peers = {}

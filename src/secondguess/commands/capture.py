@@ -41,7 +41,8 @@ def run(args: argparse.Namespace) -> int:
     from secondguess.train.start import tap_layers_of
 
     console = Console(stderr=True, highlight=False, markup=False)
-    target = open_target(args.target, args.precision, choose_device(args.device), console.print)
+    device = choose_device(args.device)
+    target = open_target(args.target, args.precision, device, args.trust_remote_code, console.print)
     responses = read_fitting(args.responses, target, console.print)
     captures = plan_captures(target, responses, args.captures, tap_layers_of(target, args.warm_start))
     console.print(describe_captures(captures), soft_wrap=True)

@@ -35,5 +35,6 @@ def by_workers(args: argparse.Namespace, captures: Captures, on_tokens: Callable
     from secondguess.integrations.ray_capture import Task, fill_with_workers  # needs an extra
 
     paths = args.responses.resolve(), args.captures.resolve()
-    task = Task(args.target, *paths, args.precision, choose_device(args.device).type, captures.store.tap_layers)
+    device, layers = choose_device(args.device).type, captures.store.tap_layers
+    task = Task(args.target, *paths, args.precision, device, args.trust_remote_code, layers)
     fill_with_workers(task, captures.store.missing, args.workers, on_tokens)

@@ -30,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
     from secondguess.commands.compare import load, stdout_console
     from secondguess.llm import LLM
 
-    target = load(args.target, args.dtype, args.device)
+    target = load(args.target, args.dtype, args.device, args.trust_remote_code)
     more = others(method, args.drafter, target)
     llm = LLM(target, args.drafter, method=args.method, others=more, tree=tree, max_batch_size=1)
     llm.generate([0], SamplingParams(max_tokens=8, ignore_eos=True))  # what torch does once is no part of an answer

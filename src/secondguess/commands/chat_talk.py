@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import aclosing, suppress
+from dataclasses import replace
 from importlib import import_module
 
 from rich.console import Console
+from rich.rule import Rule
 from rich.text import Text
 
 from secondguess.commands.compare import prompt_ids
+from secondguess.commands.show_table import Run, table
 from secondguess.commands.show_text import Painter, Writer, census, legend
 from secondguess.commands.show_tree import KEY, draw_tree
 from secondguess.engine.cycle import CycleTrace
@@ -24,6 +28,7 @@ from secondguess.types import Output, Request, SamplingParams, Speculation
 HELP = {
     "help": "this list, and what the colours mean",
     "method [NAME]": "who guesses from now on; without a name, who can",
+    "race QUESTION": "all of them answer it, one after the other; then the conversation goes on without it",
     "tree [N]": "the draft tree of the last answer's cycle N, by default of its last",
     "reset": "forget what was said",
     "quit": "leave; so does the end of the input",
@@ -42,8 +47,7 @@ class Talk:
     def answer(self, question: str) -> None:
         """Print the answer as it comes. Ctrl-C ends it; what was said until then counts as said."""
         asked: list[Message] = [*self.messages, {"role": "user", "content": question}]
-        ids = tuple(prompt_ids(self.llm.target, asked))
-        request = Request(ids, self.params, speculation=Speculation(self.method), traced=True)
+        request = replace(self._request(asked), speculation=Speculation(self.method), traced=True)
         self.cycles, self.last_method, said = [], self.method, []
         try:
             note = figures(asyncio.run(self._stream(request, said)))
@@ -59,12 +63,16 @@ class Talk:
         commands: dict[str, Callable[[str], None]] = {
             "help": self._help,
             "method": self._choose,
+            "race": self._race,
             "tree": self._draw,
             "reset": self._forget,
             "quit": self._leave,
         }
         require(name in commands, f"no command /{name}{did_you_mean(name, commands)} (/help lists them)")
         commands[name](argument.strip())
+
+    def _request(self, asked: list[Message]) -> Request:
+        return Request(tuple(prompt_ids(self.llm.target, asked)), self.params)
 
     async def _stream(self, request: Request, said: list[str]) -> Output:
         painter, writer, output = Painter(self.llm.target.tokenizer), Writer(self.console), None
@@ -88,6 +96,20 @@ class Talk:
             self.method = name
         rest = ", ".join(other for other in self.llm.methods if other != self.method)
         self.console.print(f"{self.method} guesses; there are also {rest}", markup=False)
+
+    def _race(self, question: str) -> None:
+        """The page's, where they run one after the other, too: none slows another down."""
+        require(bool(question), "nothing to race about: /race QUESTION")
+        request, runs = self._request([*self.messages, {"role": "user", "content": question}]), dict[str, list[Run]]()
+        seed = secrets.randbits(32) if self.params.seed is None else self.params.seed  # one for all
+        request = replace(request, params=replace(self.params, seed=seed))
+        with suppress(KeyboardInterrupt):
+            for name in sorted(self.llm.methods, key=lambda name: name != "ar"):
+                self.console.print(Rule(Text(name), align="left", style="dim"))
+                output = asyncio.run(self._stream(replace(request, speculation=Speculation(name)), []))
+                runs[name] = [Run(name, question, output, None)]
+                self.console.print("\n")
+        self.console.print(table(runs) if runs else "stopped")
 
     def _draw(self, number: str) -> None:
         require(bool(self.cycles), "there was no cycle yet: ask something first")

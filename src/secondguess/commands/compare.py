@@ -32,11 +32,11 @@ def stdout_console() -> Console:
     return Console(highlight=False)
 
 
-def load(name: str, dtype: str = "float32", device: str = "auto") -> HFTarget:
+def load(name: str, dtype: str = "float32", device: str = "auto", trust_remote_code: bool = False) -> HFTarget:
     """Load a target; a terminal shows meanwhile what is done."""
     with Console(stderr=True, quiet=is_follower()).status(Text(f"loading {name}")) as status:
         where = str(choose_device(device))
-        return run(load_spread, name, dtype, where, say=lambda message: status.update(Text(message)))
+        return run(load_spread, name, dtype, where, trust_remote_code, lambda message: status.update(Text(message)))
 
 
 def make_llms(

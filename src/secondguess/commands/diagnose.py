@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     from secondguess.commands.diagnose_run import look, write
     from secondguess.commands.show_diagnosis import rich_tables
 
-    target = load(args.target, args.dtype, args.device)
+    target = load(args.target, args.dtype, args.device, args.trust_remote_code)
     args.out.mkdir(parents=True, exist_ok=True)
     diagnosis = look(args, target, method, prompts, Console(stderr=True, highlight=False))
     tasks = ", ".join(dict.fromkeys(prompt.task for prompt in prompts))

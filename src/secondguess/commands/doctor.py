@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
     from secondguess.commands.show_findings import conclusion, table
     from secondguess.drafter.shipped import find_drafter
 
-    target = load(args.target, args.dtype)
+    target = load(args.target, args.dtype, trust_remote_code=args.trust_remote_code)
     folder = find_drafter(args.drafter, args.drafter, target.embedding)
     findings = look(args, target, folder, Console(stderr=True, highlight=False))
     if args.json:

@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     from secondguess.commands.eval_run import evaluate
     from secondguess.commands.show_eval import rich_tables
 
-    target = load(args.target, args.dtype, args.device)
+    target = load(args.target, args.dtype, args.device, args.trust_remote_code)
     rows = evaluate(args, target, methods, against, prompts, Console(stderr=True, highlight=False))
     if args.json:
         write_json(args.json, make_record(), "rows", rows)

@@ -77,7 +77,7 @@ def generate(
     from secondguess.commands.compare import load, make_llms, prompt_ids, stdout_console
     from secondguess.commands.show_text import legend
 
-    target = load(args.target, args.dtype, args.device)
+    target = load(args.target, args.dtype, args.device, args.trust_remote_code)
     ids = [prompt_ids(target, prompt, args.raw) for prompt in prompts]
     llms = make_llms(target, methods, tree, max(map(len, ids)) + params.max_tokens, args.drafter)
     console, runs = stdout_console(), []

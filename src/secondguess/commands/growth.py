@@ -28,7 +28,8 @@ def run(args: argparse.Namespace) -> int:
     from secondguess.commands.growth_run import grow, rich_table
 
     record = make_record()
-    rows = grow(load(args.target, args.dtype, args.device), args.drafter, Console(stderr=True, highlight=False))
+    target = load(args.target, args.dtype, args.device, args.trust_remote_code)
+    rows = grow(target, args.drafter, Console(stderr=True, highlight=False))
     if args.json:
         write_json(args.json, record, "rows", rows)
     if plots:

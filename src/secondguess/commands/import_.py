@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from secondguess.commands.options import add_trust
+
 SETTINGS = """settings (--set KEY=VALUE, where the drafter's config is wrong or silent):
   fc_norm, norm_before_fc, norm_before_residual, norm_output   true or false
   own_embedding    false: use the target's token embedding instead of the one that was saved
@@ -19,6 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("source", metavar="FOLDER", help="folder or hub id of a drafter: EAGLE-3's flat form, or speculators'")
     add("folder", type=Path, metavar="DIR", help="new folder")
     add("--target", required=True, help="folder, hub id, .gguf file, or smollm2-135m")
+    add_trust(parser)
     add("--set", dest="given", action="append", default=[], metavar="KEY=VALUE", help="see below; may be repeated")
     add("--dtype", default="float32", help="of the target: float32, float64 or bfloat16 (default: float32)")
 
@@ -35,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
 
     given = parse_given(args.given)
     check_new(args.folder)
-    folder, target = find_source(args.source), load(args.target, args.dtype, "cpu")
+    folder, target = find_source(args.source), load(args.target, args.dtype, "cpu", args.trust_remote_code)
     source = Source(folder, target, given)
     imported = on_engine(read_foreign, source)
     notes = {"target": args.target, "imported": {"from": folder.name, "given": given}}

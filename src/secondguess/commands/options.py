@@ -46,6 +46,12 @@ def from_args(cls: type[T], args: Namespace, **more: Any) -> T:
 
 def add_target(parser: ArgumentParser) -> None:
     parser.add_argument("target", metavar="TARGET", help="folder, hub id, .gguf file, or smollm2-135m")
+    add_trust(parser)
+
+
+def add_trust(parser: ArgumentParser) -> None:
+    what = "run Python code that comes with the target; without it none is run"
+    parser.add_argument("--trust-remote-code", action="store_true", help=what)
 
 
 def add_drafter(parser: ArgumentParser) -> None:

@@ -97,7 +97,7 @@ def show(args: argparse.Namespace) -> int:
     from secondguess.commands.show_answers import show_rows
     from secondguess.prepare.chat import load_chat
 
-    show_rows(load_chat(args.target), args.out, args.show, stdout_console())
+    show_rows(load_chat(args.target, args.trust_remote_code), args.out, args.show, stdout_console())
     return 0
 
 

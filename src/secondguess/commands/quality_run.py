@@ -50,7 +50,7 @@ class Study:
         return SamplingParams(max_tokens=self.args.max_new_tokens, seed=self.args.seed)
 
     def ours(self, dtype: str) -> Row:
-        target = self.truth if dtype == "float32" else load(self.args.target, dtype, self.args.device)
+        target = self.truth if dtype == "float32" else load_as(self.args, dtype)
         answers = transcribe(target, self.prompts, self.params, self.args.batch_size, self.console)
         found = self._drift(dtype, law_of(target))
         return self._row("secondguess", dtype, found, [answer.answer_ids for answer in answers])
@@ -90,7 +90,7 @@ class Study:
 
 def assess(args: argparse.Namespace, tasks: list[TaskPrompt], console: Console) -> list[Row]:
     """A row for each form of numbers, then for each peer."""
-    truth = load(args.target, "float32", args.device)
+    truth = load_as(args, "float32")
     prompts = encode_all(truth, tasks, args.max_new_tokens, args.batch_size, console)
     params = SamplingParams(max_tokens=args.max_new_tokens, seed=args.seed)
     transcripts = transcribe(truth, prompts, params, args.batch_size, console)
@@ -103,6 +103,10 @@ def assess(args: argparse.Namespace, tasks: list[TaskPrompt], console: Console) 
         finally:
             peer.close()
     return rows
+
+
+def load_as(args: argparse.Namespace, dtype: str) -> HFTarget:
+    return load(args.target, dtype, args.device, args.trust_remote_code)
 
 
 def make_peers(args: argparse.Namespace, study: Study) -> dict[str, Peer]:

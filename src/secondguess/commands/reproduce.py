@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     from secondguess.commands.reproduce_work import check_again, reproduce, show_plan
     from secondguess.reproduce.world import make_world
 
-    world = make_world(args, make_record(), load(args.target, args.dtype, args.device), arms)
+    world = make_world(args, make_record(), load(args.target, args.dtype, args.device, args.trust_remote_code), arms)
     console = Console(stderr=True, highlight=False)
     if args.plan:
         return show_plan(world, console)

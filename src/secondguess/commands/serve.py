@@ -41,6 +41,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--max-model-len", type=int, metavar="INT", help=room)
     batch = "requests decoded together; others wait (default: 8)"
     add("--max-batch-size", "--max-num-seqs", type=int, default=8, metavar="INT", help=batch)
+    kv = "texts that run may have so many tokens together, then the newest waits (default: what slots and memory hold)"
+    add("--kv-cache-tokens", type=int, metavar="INT", help=kv)
     add("--ray", action="store_true", help="serve replicas through Ray Serve, on this machine or RAY_ADDRESS's cluster")
     add_dataclass(parser, Replicas)
     add_dataclass(parser, TreeConfig, SHAPE)
@@ -117,7 +119,7 @@ def make(args: argparse.Namespace, method: Method, tree: TreeConfig, settings: S
     from secondguess.target.spread import load_spread
 
     log.info("loading %s", args.target)
-    target = run(load_spread, args.target, args.dtype, str(choose_device(args.device)))
+    target = run(load_spread, args.target, args.dtype, str(choose_device(args.device)), args.trust_remote_code)
     llm = LLM(
         target,
         args.drafter,
@@ -126,5 +128,6 @@ def make(args: argparse.Namespace, method: Method, tree: TreeConfig, settings: S
         tree=tree,
         max_batch_size=args.max_batch_size,
         max_model_len=args.max_model_len,
+        kv_cache_tokens=args.kv_cache_tokens,
     )
     return make_app(Service(llm, args.target, settings))

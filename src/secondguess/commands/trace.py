@@ -28,7 +28,7 @@ def run(args: argparse.Namespace) -> int:
     from secondguess.commands.trace_run import trace
 
     console = Console(stderr=True, highlight=False)
-    rows = trace(args, load(args.target, args.dtype, args.device), methods, prompts, console)
+    rows = trace(args, load(args.target, args.dtype, args.device, args.trust_remote_code), methods, prompts, console)
     if args.json:
         write_json(args.json, make_record(), "rows", rows)
     cycles = sum(row["num_cycles"] for row in rows)

@@ -66,7 +66,9 @@ def retraining(block: Mapping[str, Any]) -> list[str]:
     if not settings:
         return []
     said = yaml.safe_dump({k: v for k, v in settings.items() if k not in PLACES}, sort_keys=False).strip()
-    again = "`secondguess train --config run.yaml responses=answers.jsonl out=run` with this `run.yaml` trains it again:"
+    again = (
+        "`secondguess train --config run.yaml responses=answers.jsonl out=run` with this `run.yaml` trains it again:"
+    )
     return ["## Train it again", again, f"```yaml\n{said}\n```"]
 
 

@@ -67,6 +67,7 @@ class EagleSpeculator(Passes[SlotCache]):
 
     def release(self, slot: int) -> None:
         self.slots.pop(slot, None)
+        self.cache.release(slot)
 
     def steps_for(self, slot: int) -> int:
         return self.num_steps

@@ -1,6 +1,6 @@
-"""What a request begins with: its prompt is read, and its first token emitted.
+"""What a request begins with: its prompt is read, and its first token emitted. One that was sent back is read again.
 
-P tokens of the prompt, V vocabulary, L tapped layers, H hidden size.
+P tokens of the prompt, T tokens of the text, V vocabulary, L tapped layers, H hidden size.
 """
 
 from __future__ import annotations
@@ -23,11 +23,9 @@ from secondguess.types import TargetOut
 def prefill(engine: Engine, s: Sequence) -> Batch:
     """Run the prompt, emit the first token, and give the speculator the prompt's states."""
     started = perf_counter()
-    engine.last = None
     spec, request = engine.target.spec, s.request
     prompt_P = torch.tensor(s.token_ids, device=spec.device)
-    rows = causal_rows(torch.tensor([s.slot], device=spec.device), prompt_P[None])
-    out = engine.target.forward(rows, engine.cache, last_only=True)
+    out = read(engine, s.slot, prompt_P)
     eos_ids = tuple(spec.eos_token_ids)
     sampler = start([request], [s.seed], vocab_size=spec.vocab_size, eos_ids=eos_ids, device=spec.device)
     first_1 = first_token(engine, sampler, out.logits_RNV[:, -1], len(prompt_P))
@@ -38,6 +36,26 @@ def prefill(engine: Engine, s: Sequence) -> Batch:
     engine.totals.num_tokens += 1
     s.timing.prefill = perf_counter() - started
     return Batch([s], sampler)
+
+
+def resume(engine: Engine, s: Sequence, sampler: SamplerState) -> Batch:
+    """Read what a request had in its cache before it was sent back, all of its text but the newest token.
+
+    It emits nothing. Then it stands where it stood: its next tokens depend on nothing else, and ``sampler`` is its own.
+    """
+    started = perf_counter()
+    text_T = torch.tensor(s.token_ids, device=engine.target.spec.device)
+    out = read(engine, s.slot, text_T[:-1])
+    engine.speculator.accept([Accepted(s.slot, text_T[1:], out.taps_RNLH[0], s.request.speculation)])
+    s.timing.prefill += perf_counter() - started
+    return Batch([s], sampler)
+
+
+def read(engine: Engine, slot: int, tokens_P: Tensor) -> TargetOut:
+    """The target's pass over tokens that a slot begins with; logits of the last alone."""
+    engine.last = None
+    rows = causal_rows(torch.tensor([slot], device=tokens_P.device), tokens_P[None])
+    return engine.target.forward(rows, engine.cache, last_only=True)
 
 
 def first_token(engine: Engine, sampler: SamplerState, logits_1V: Tensor, length: int) -> Tensor:

@@ -1,19 +1,27 @@
-"""Who is in the batch: requests join when a slot is free and leave when they end, between cycles."""
+"""Who is in the batch: requests join when a slot is free and leave when they end, between cycles.
+
+Where the K/V of all texts have less room than the slots, the newest request is sent back to the queue when they fill it
+(preempted, as vLLM says). Its K/V are dropped and made again when its turn comes; its text is the one that it would
+have had, because a token depends on what is before it and on nothing else.
+"""
 
 from __future__ import annotations
 
 import secrets
 from collections import deque
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from time import perf_counter
 
 from secondguess.engine.cycle import Batch, Engine, run_cycle
-from secondguess.engine.prefill import prefill
-from secondguess.engine.sampler_state import check_ids, end_ids, join, keep
+from secondguess.engine.prefill import prefill, resume
+from secondguess.engine.sampler_state import SamplerState, check_ids, end_ids, join, keep
 from secondguess.engine.sequence import Sequence, TextStream
 from secondguess.errors import UserError
 from secondguess.types import Request
+
+HEADROOM = 64  # tokens that each request has to grow by when one joins, or it would be sent back at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,15 +30,19 @@ class Load:
 
     num_running: int
     num_waiting: int
-    cache_used: float  # share of the K/V cache's columns that hold tokens
+    cache_used: float  # share of the room for K/V that holds tokens
 
 
 class Scheduler:
     """First come, first served over the engine's slots."""
 
-    def __init__(self, engine: Engine, max_len: int, tokenizer=None) -> None:
-        self.engine, self.max_len, self.tokenizer = engine, max_len, tokenizer
+    def __init__(self, engine: Engine, max_len: int, tokenizer=None, room: int | None = None) -> None:
+        """``max_len``: tokens of a request. ``room``: tokens of all that run, by default as many as the slots hold; one
+        that runs alone has all the room that it needs.
+        """
+        self.engine, self.max_len, self.tokenizer, self.room = engine, max_len, tokenizer, room
         self.waiting: deque[Sequence] = deque()
+        self.resting: dict[Sequence, SamplerState] = {}  # of those that wait, those that were sent back
         self.free = list(range(engine.cache.num_slots))  # a heap: the lowest slot comes first
         self.batch: Batch | None = None
 
@@ -44,7 +56,7 @@ class Scheduler:
         batch = self.batch  # once: it may be another one a moment later
         running = batch.sequences if batch else []
         cache = self.engine.cache
-        used = sum(s.num_cached for s in running) / (cache.num_slots * cache.num_columns)
+        used = sum(s.num_cached for s in running) / (self.room or cache.num_slots * cache.num_columns)
         return Load(len(running), len(self.waiting), used)
 
     def prepare(self, request: Request) -> Sequence:
@@ -73,34 +85,38 @@ class Scheduler:
 
     def submit(self, sequence: Sequence) -> None:
         """Queue a prepared request."""
-        sequence.submitted = perf_counter()
+        sequence.submitted = sequence.queued = perf_counter()
         self.waiting.append(sequence)
 
     def step(self) -> None:
-        """Prefill one waiting request if a slot is free, else run a cycle, if there is anything to run.
+        """Prefill one waiting request if there is room, else run a cycle, if there is anything to run.
 
         An error goes on to the caller, and ends the requests whose state it may have left half updated as "abort".
         """
-        if self.waiting and self.free:
+        if self.waiting and self.free and self._has_room_for(self.waiting[0]):
             self._admit(self.waiting.popleft())
         elif self.batch:
             self._cycle(self.batch)
         if self.batch:
             end_lost(self.batch)
         self._retire()
+        while self.batch and self._is_over_full(self.batch.sequences):
+            self._send_back(max(self.batch.sequences, key=lambda s: s.submitted))
 
     def abort(self, sequence: Sequence) -> None:
         """Drop a request, queued or running; its slot is free at once. Does nothing to one that has ended."""
         if sequence in self.waiting:
             self.waiting.remove(sequence)
+        self.resting.pop(sequence, None)
         sequence.finish("abort")
         self._retire()
 
     def _admit(self, s: Sequence) -> None:
         s.slot = heappop(self.free)
-        s.timing.queue = perf_counter() - s.submitted
+        s.timing.queue += perf_counter() - s.queued
+        sampler = self.resting.pop(s, None)
         try:
-            alone = prefill(self.engine, s)
+            alone = prefill(self.engine, s) if sampler is None else resume(self.engine, s, sampler)
         except BaseException:
             self._give_back(s)
             raise
@@ -115,24 +131,55 @@ class Scheduler:
                 self._give_back(s)
             raise
 
+    def _has_room_for(self, newcomer: Sequence) -> bool:
+        if self.room is None or self.batch is None:
+            return True
+        sequences = [*self.batch.sequences, newcomer]
+        return num_tokens(sequences) + HEADROOM * len(sequences) <= self.room
+
+    def _is_over_full(self, sequences: list[Sequence]) -> bool:
+        return self.room is not None and len(sequences) > 1 and num_tokens(sequences) > self.room
+
+    def _send_back(self, s: Sequence) -> None:
+        """To the head of the queue, without its K/V."""
+        assert self.batch is not None, "it runs"
+        row = self.batch.sequences.index(s)
+        self.resting[s] = keep(self.batch.sampler, [row])
+        self._keep([r for r in range(len(self.batch.sequences)) if r != row])
+        self._free_slot(s)
+        s.queued = perf_counter()
+        self.waiting.appendleft(s)
+        self.engine.totals.num_preemptions += 1
+
     def _give_back(self, s: Sequence) -> None:
-        """Free the slot of a request that runs no more."""
+        """End a request, and free its slot."""
         s.finish("abort")
+        self._free_slot(s)
+
+    def _free_slot(self, s: Sequence) -> None:
         self.engine.speculator.release(s.slot)
+        self.engine.cache.release(s.slot)
         heappush(self.free, s.slot)
 
     def _retire(self) -> None:
         """Free the slots of finished requests."""
         if not self.batch or not any(s.finish_reason for s in self.batch.sequences):
             return
-        stay = [i for i, s in enumerate(self.batch.sequences) if not s.finish_reason]
-        for s in self.batch.sequences:
+        sequences = self.batch.sequences
+        self._keep([i for i, s in enumerate(sequences) if not s.finish_reason])
+        for s in sequences:
             if s.finish_reason:
                 self._give_back(s)
-        if stay:
-            self.batch = Batch([self.batch.sequences[i] for i in stay], keep(self.batch.sampler, stay))
-        else:
-            self.batch = None
+
+    def _keep(self, rows: list[int]) -> None:
+        """Let only these requests of the batch go on in it."""
+        batch = self.batch
+        assert batch is not None, "there are rows"
+        self.batch = Batch([batch.sequences[r] for r in rows], keep(batch.sampler, rows)) if rows else None
+
+
+def num_tokens(sequences: Seq[Sequence]) -> int:
+    return sum(len(s.token_ids) for s in sequences)
 
 
 def end_lost(batch: Batch) -> None:

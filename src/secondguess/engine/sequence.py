@@ -85,7 +85,8 @@ class Sequence:
     traces: list[CycleTrace] = field(default_factory=list)  # not handed out yet, if the request is traced
     timing: Timing = field(default_factory=Timing)
     drafting: Drafting = field(default_factory=Drafting)
-    submitted: float = 0.0  # when it was queued
+    submitted: float = 0.0  # when it was queued first
+    queued: float = 0.0  # when it was queued last
     searched_text: int = 0  # stop strings that end in this part of the text are none
     streamed_tokens: int = 0
     streamed_text: int = 0

@@ -1,4 +1,4 @@
-"""K/V of every request, allocated once.
+"""K/V of every request. Room for all of it is set aside once; memory is taken as it fills.
 
 S slots, R requests of a call, N rows, G K/V heads (may differ by layer), C columns, W the first columns that the rows
 look at, D head dimension (may differ by layer), L layers of one shape.
@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from secondguess.engine.pages import Pages
 from secondguess.types import Rows
 
 
@@ -33,10 +34,11 @@ class SlotCache:
         self.num_columns = num_columns
         # Zeros, not empty: a masked column still meets the probabilities (as 0 * value), and 0 * nan is nan.
         # One tensor for all layers of a shape, K and V of each: what moves in all of them moves at once.
-        self._stores = {
-            (g, d): torch.zeros(number, 2, num_slots, g, num_columns, d, dtype=dtype, device=device)
+        self._pages = {
+            (g, d): Pages((number, 2, num_slots, g, num_columns, d), dtype, device)
             for (g, d), number in Counter(layer_shapes).items()
         }
+        self._stores = {shape: pages.tensor for shape, pages in self._pages.items()}
         rest = {shape: iter(store_L2SGCD) for shape, store_L2SGCD in self._stores.items()}
         pairs = (next(rest[shape]) for shape in layer_shapes)
         self._layers = [(store_2SGCD[0], store_2SGCD[1]) for store_2SGCD in pairs]
@@ -44,6 +46,11 @@ class SlotCache:
     @property
     def bytes(self) -> int:
         return sum(store.nbytes for store in self._stores.values())
+
+    @property
+    def grows(self) -> bool:
+        """Whether memory is taken as the slots fill."""
+        return any(pages.lent for pages in self._pages.values())
 
     def stores(self, layer: int) -> tuple[Tensor, Tensor]:
         """All K and V of a layer, [S, G, C, D] each, contiguous."""
@@ -62,6 +69,13 @@ class SlotCache:
             store_SGCD[rows.slots_R[:, None], :, rows.columns_RN] = new_RGND.transpose(1, 2)
             read.append(store_SGCD[slots, :, :width])
         return read[0], read[1]
+
+    def release(self, slot: int) -> None:
+        """Nobody needs what the slot holds: on the CPU its memory is free for others."""
+        for pages in self._pages.values():
+            if pages.lent:
+                for store_SGCD in pages.tensor.flatten(0, 1):
+                    pages.give_back(store_SGCD[slot])
 
     def compact(self, slots_R: Tensor, source_RN: Tensor, start_R: Tensor, count_R: Tensor) -> None:
         """In every layer move columns ``source_RN[r, :count_R[r]]`` to ``start_R[r], start_R[r] + 1, ...``.

@@ -29,12 +29,14 @@ class Task:
     captures: Path
     precision: str
     device: str
+    trust_remote_code: bool
     tap_layers: tuple[int, ...] | None  # see ``FeatureSource``
 
 
 class Worker:
     def __init__(self, task: Task) -> None:
-        target = open_target(task.target, task.precision, torch.device(task.device), silent)
+        device = torch.device(task.device)
+        target = open_target(task.target, task.precision, device, task.trust_remote_code, silent)
         responses = read_fitting(task.responses, target, silent)
         self.captures = plan_captures(target, responses, task.captures, task.tap_layers)
 

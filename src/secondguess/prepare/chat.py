@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import TemplateError
-from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from secondguess.errors import UserError
 from secondguess.llm import LLM
 from secondguess.prompts import Message, encode
-from secondguess.target.load import DEFAULT, find_target
+from secondguess.target.load import DEFAULT, find_files
+from secondguess.target.pretrained import Pretrained
 from secondguess.target.quiet import quiet_transformers
 
 
@@ -54,19 +55,22 @@ def chat_of(llm: LLM) -> Chat:
     return _checked(Chat(llm.target.tokenizer, llm.max_model_len, llm.target.spec.eos_token_ids))
 
 
-def load_chat(name: str) -> Chat:
+def load_chat(name: str, trust_remote_code: bool = False) -> Chat:
     """That of a target whose weights are elsewhere: of a hub id, only small files are fetched.
 
     Raises UserError when the target cannot be found or has no chat template.
     """
     path = Path(name).expanduser()
     here = name == DEFAULT or path.suffix == ".gguf" or path.is_dir()
-    place = find_target(name, logging.getLogger(__name__).info) if here else name
+    files = Pretrained(name, trust_remote_code)
+    if here:
+        files = find_files(name, trust_remote_code, logging.getLogger(__name__).info)
     try:
         with quiet_transformers():
-            config = AutoConfig.from_pretrained(place, trust_remote_code=False).get_text_config()
-            tokenizer: Any = AutoTokenizer.from_pretrained(place, trust_remote_code=False)
-            end, context_len = _generation_config(place, config).eos_token_id, config.max_position_embeddings
+            config, tokenizer = files.config().get_text_config(), files.tokenizer()
+            end, context_len = _generation_config(files.place, config).eos_token_id, config.max_position_embeddings
+    except UserError:
+        raise
     except Exception as error:  # missing, unreachable, damaged or foreign: the library raises nearly anything
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise UserError(f"cannot load the tokenizer of {name!r}: {reason}") from error

@@ -6,13 +6,21 @@ import json
 import secrets
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 from secondguess.errors import UserError
 from secondguess.llm import LLM
 from secondguess.prompts import Chat, Prompt
 from secondguess.server.errors import ApiError, refusal
-from secondguess.server.protocol import ChatBody, CompletionBody, Message, Sampled, SpeculationChoice, TokenizeBody
+from secondguess.server.protocol import (
+    AnyBody,
+    ChatBody,
+    CompletionBody,
+    Message,
+    Sampled,
+    SpeculationChoice,
+    TokenizeBody,
+)
 from secondguess.server.structure import chat_grammar, grammar
 from secondguess.types import Request, SamplingParams, Speculation
 
@@ -27,7 +35,6 @@ SAME_NAME = (
     "min_tokens",
     "ignore_eos",
 )
-AnyBody = TypeVar("AnyBody", bound=Sampled)
 COMPLETION_TOKENS = 16  # the OpenAI API's default where there is no chat
 
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from secondguess.server.asks import chat_requests, completion_requests
+from secondguess.server.asks import as_prompts, chat_requests, completion_requests
 from secondguess.server.protocol import ChatBody, CompletionBody
 from secondguess.server.replies import check_stream_options, reply
 from secondguess.server.service import Service
@@ -20,7 +18,7 @@ router = APIRouter(tags=["OpenAI API"])
 async def chat_completions(body: ChatBody, http: Request) -> Response:
     """Continue a conversation."""
     service = checked(http, body)
-    requests = await asyncio.to_thread(chat_requests, service.llm, body)
+    requests = await service.read(chat_requests, body)
     shape = ChatShape(service.llm, service.name, requests)
     return await reply(service.start(requests, "messages"), shape, body, http)
 
@@ -29,7 +27,8 @@ async def chat_completions(body: ChatBody, http: Request) -> Response:
 async def completions(body: CompletionBody, http: Request) -> Response:
     """Continue raw text or token ids."""
     service = checked(http, body)
-    requests = await asyncio.to_thread(completion_requests, service.llm, body)
+    service.check_count(len(as_prompts(body.prompt)) * body.num_choices)  # before any of them is tokenized
+    requests = await service.read(completion_requests, body)
     shape = CompletionShape(service.llm, service.name, requests, echo=bool(body.echo))
     return await reply(service.start(requests), shape, body, http)
 

@@ -80,6 +80,7 @@ async def server_info(service: Served) -> dict[str, Any]:
         "paused": llm.paused,
         "max_model_len": llm.max_model_len,
         "max_batch_size": llm.max_batch_size,
+        "kv_cache_tokens": llm.kv_cache_tokens,
         "max_queue": service.settings.max_queue,
         "load": asdict(llm.load),
         "internal_states": [{"avg_spec_accept_length": llm.totals.drafting.acceptance_length}],

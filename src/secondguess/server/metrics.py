@@ -112,6 +112,8 @@ class EngineCollector(Collector):
     def _tokens(self, totals: Totals) -> Iterator[Metric]:
         yield self._counter("prompt_tokens", "tokens of prompts that were read", [((), totals.num_prompt_tokens)])
         yield self._counter("generation_tokens", "tokens of answers", [((), totals.num_tokens)])
+        sent_back = "requests sent back to the queue for want of K/V room"
+        yield self._counter("num_preemptions", sent_back, [((), totals.num_preemptions)])
 
     def _drafting(self, d: Drafting) -> Iterator[Metric]:
         def by_level(total: int, refined: int) -> list[tuple[tuple[str, ...], int]]:

@@ -6,7 +6,7 @@ What is not supported at all has no field here, so that it is refused by name an
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -83,6 +83,9 @@ class Sampled(Body):
     @property
     def num_choices(self) -> int:
         return self.n or 1
+
+
+AnyBody = TypeVar("AnyBody", bound=Sampled)
 
 
 class CompletionBody(Sampled):

@@ -38,6 +38,8 @@ def report(llm: LLM, before: Totals, now: Totals, seconds: float) -> list[str]:
         f"Avg generation throughput: {tokens / seconds:.1f} tokens/s, "
         f"Running: {load.num_running} reqs, Waiting: {load.num_waiting} reqs, KV cache usage: {load.cache_used:.1%}"
     )
+    if preempted := now.num_preemptions - before.num_preemptions:
+        engine += f", Preempted: {preempted} reqs"
     drafting = difference(before.drafting, now.drafting)
     return [engine, of_drafting(drafting, seconds)] if drafting.num_drafts else [engine]
 

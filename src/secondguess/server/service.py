@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 
 from secondguess.errors import UserError
 from secondguess.llm import LLM
 from secondguess.server.errors import ApiError, of_failure, refusal
 from secondguess.server.metrics import Metrics
+from secondguess.server.protocol import AnyBody
 from secondguess.server.settings import Settings
 from secondguess.types import Delta, Output, Request, SamplingParams
 
@@ -36,15 +37,34 @@ class Service:
         async for _ in self.llm.agenerate([0], WARM_UP):
             pass
 
+    @property
+    def too_late(self) -> ApiError:
+        return ApiError(504, f"the request took longer than {self.settings.request_timeout:g} s", code="timeout")
+
     def check_model(self, name: str | None) -> None:
         """Raises ApiError when a client asks for another model."""
         if name not in (None, self.name):
             raise ApiError(404, f"no model {name!r}: this server has {self.name!r}", "model", "model_not_found")
 
+    def check_count(self, num_answers: int) -> None:
+        """Raises ApiError when there is never room for so many answers at once."""
+        if num_answers > self.room:
+            raise ApiError(400, f"{num_answers} answers at once, and this server has room for {self.room}", "n")
+
+    async def read(self, work: Callable[[LLM, AnyBody], list[Request]], body: AnyBody) -> list[Request]:
+        """The requests that ``work`` makes of a body, outside of the event loop: it tokenizes, and compiles grammars.
+
+        Raises ApiError, also if that alone takes longer than a request may.
+        """
+        try:
+            async with asyncio.timeout(self.settings.request_timeout):
+                return await asyncio.to_thread(work, self.llm, body)
+        except TimeoutError as error:
+            raise self.too_late from error
+
     def start(self, requests: Sequence[Request], prompt_field: str = "prompt") -> Job:
         """Begin to answer. Raises ApiError if there is no room, or one of the requests cannot be decoded."""
-        if len(requests) > self.room:
-            raise ApiError(400, f"{len(requests)} answers at once, and this server has room for {self.room}", "n")
+        self.check_count(len(requests))
         if self.num_inside + len(requests) > self.room:
             self.metrics.count_rejected(len(requests))
             raise ApiError(429, "too many requests are waiting: try again later", None, "queue_full", RETRY_AFTER)
@@ -85,13 +105,12 @@ class Job:
         return [found[i] for i in range(len(found))]
 
     async def _run(self) -> None:
-        limit = self.service.settings.request_timeout
         try:
-            async with asyncio.timeout(limit), asyncio.TaskGroup() as group:
+            async with asyncio.timeout(self.service.settings.request_timeout), asyncio.TaskGroup() as group:
                 for i, stream in enumerate(self.streams):
                     group.create_task(self._read(i, stream))
         except TimeoutError:
-            self.news.put_nowait(ApiError(504, f"the request took longer than {limit:g} s", code="timeout"))
+            self.news.put_nowait(self.service.too_late)
         except BaseExceptionGroup as group_error:
             self.news.put_nowait(of_failure(group_error.exceptions[0]))
 

@@ -14,15 +14,14 @@ import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
 
 from secondguess.cache import cache_dir
 from secondguess.errors import UserError
-from secondguess.target.pretrained import load_whole
+from secondguess.target.pretrained import Pretrained
 from secondguess.target.quiet import quiet_transformers
 
 MAGIC = b"GGUF"
@@ -85,8 +84,9 @@ def _digest(path: Path) -> str:
 def _convert(source: Path, folder: Path) -> None:
     with quiet_transformers():
         try:
-            loaded = load_whole(source.parent, gguf_file=source.name, dtype=torch.float32)
-            tokenizer: Any = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
+            files = Pretrained(source.parent)
+            loaded = files.model(gguf_file=source.name, dtype=torch.float32)
+            tokenizer = files.tokenizer(gguf_file=source.name)
         except (OSError, UserError):
             raise
         except Exception as error:  # the parser fails in many ways on a damaged file

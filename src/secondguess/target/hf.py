@@ -16,7 +16,7 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from secondguess.engine.graphs import usable
 from secondguess.engine.slots import SlotCache
-from secondguess.errors import UserError
+from secondguess.errors import UserError, require
 from secondguess.kernels.build import sources_digest
 from secondguess.kernels.linear import CompactLinear
 from secondguess.target import attention
@@ -33,6 +33,8 @@ from secondguess.types import Rows, TargetOut
 # On the CPU, linear layers round one row alone differently (see ``linear``), and take longer for one than for four.
 MIN_ROWS = 4
 FAMILIES = ("llama", "qwen2", "qwen3", "gemma3_text", "smollm3")
+# Python that comes with a model has to be written like transformers' own, or our K/V would not be seen.
+DEAF = "this model's own code does not call transformers' attention functions with all keywords: it cannot be run here"
 
 
 # With these, transformers chooses the frequencies by the largest position in the pass.
@@ -163,6 +165,7 @@ class GenericDecoder:
         """The rows' states after the final norm; ``step`` keeps the inputs of the tapped layers."""
         rows = step.rows
         out = self.model(input_ids=rows.tokens_RN, position_ids=rows.positions_RN, use_cache=False, step=step)
+        require(bool(step.by_window), DEAF)
         return out.last_hidden_state
 
 
@@ -170,6 +173,7 @@ def tap(layer: int) -> Callable[[object, tuple[Tensor, ...], dict[str, Any]], No
     """A hook that leaves a layer's input with the pass it belongs to."""
 
     def hook(_module: object, args: tuple[Tensor, ...], kwargs: dict[str, Any]) -> None:
+        require("step" in kwargs, DEAF)
         kwargs["step"].taps_RNH[layer] = args[0]
 
     return hook

@@ -123,8 +123,9 @@ class LeanDecoder:
 def fits(model: Any) -> bool:
     """Whether ``LeanDecoder`` computes what the model computes, all of it in this process."""
     suits = model.dtype in (torch.float32, torch.float64) or model.device.type == "cuda"
-    ours = model.config.model_type in FAMILIES and model.config.hidden_act == "silu"
-    return suits and ours and num_parts(model) == 1
+    known = model.config.model_type in FAMILIES and model.config.hidden_act == "silu"
+    theirs = type(model).__module__.startswith("transformers.")  # a model's own code may do anything else
+    return suits and known and theirs and num_parts(model) == 1
 
 
 def joined(*linears: nn.Linear) -> nn.Linear:

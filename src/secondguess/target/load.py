@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import importlib.metadata
 import logging
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from huggingface_hub import snapshot_download
-from transformers import AutoTokenizer
 
 from secondguess.errors import UserError, did_you_mean
 from secondguess.target.gguf import converted
 from secondguess.target.hf import HFTarget, check_family
-from secondguess.target.pretrained import load_whole, read_config
+from secondguess.target.pretrained import CODE, Pretrained, read_config
 from secondguess.target.quiet import quiet_transformers
 
 DEFAULT = "smollm2-135m"
@@ -37,31 +36,40 @@ def load_target(
     name: str,
     dtype: str = "float32",
     device: str = "cpu",
+    trust_remote_code: bool = False,
     say: Callable[[str], None] | None = None,
     whole: bool = False,
 ) -> HFTarget:
     """Load a local folder, a ``.gguf`` file, a hub id, or the alias ``smollm2-135m``, with its tokenizer.
 
-    Weights must be safetensors (or GGUF); code from a model's folder is never run. ``say`` hears of slow steps, by
-    default the log does. ``whole``: multiply in ``dtype`` on the CPU too (see ``precision``), which is faster over many
-    rows, for states to train on. Raises UserError for anything that cannot be found or is not supported.
+    Weights must be safetensors (or GGUF); Python code beside them is run only with ``trust_remote_code``. ``say`` hears
+    of slow steps, by default the log does. ``whole``: multiply in ``dtype`` on the CPU too (see ``precision``), which
+    is faster over many rows, for states to train on. Raises UserError for what cannot be found or is not supported.
     """
     if dtype not in DTYPES:
         raise UserError(f"unknown dtype {dtype!r}; choose one of {', '.join(DTYPES)}")
-    folder = find_target(name, say or log.info)
+    files = find_files(name, trust_remote_code, say or log.info)
     numbers, form = (WHOLE[dtype], "float32") if whole else precision(dtype, device)
     with blamed_on(name):
-        model, tokenizer = read(folder, numbers)
+        model, tokenizer = read(files, numbers)
         return HFTarget(model.to(device), tokenizer, form)
 
 
-def read(folder: Path, dtype: torch.dtype, **options: Any) -> tuple[Any, Any]:
+def read(files: Pretrained, dtype: torch.dtype, **options: Any) -> tuple[Any, Any]:
     """A model of a family that is supported, and its tokenizer. ``options``: of ``from_pretrained``."""
     with quiet_transformers():
-        config, more = read_config(folder)
+        config, more = read_config(files)
         check_family(config)
-        model = load_whole(folder, dtype=dtype, use_safetensors=True, **more, **options)
-        return model, AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        model = files.model(dtype=dtype, use_safetensors=True, **more, **options)
+        tokenizer = files.tokenizer()
+    if getattr(config, "auto_map", None) and not files.trusted:
+        log.warning("%s has Python code of its own, which is not run without --trust-remote-code", files.place)
+    return model, tokenizer
+
+
+def find_files(name: str, trusted: bool, say: Callable[[str], None]) -> Pretrained:
+    """A target's files on this machine. Those that may not run are not even fetched."""
+    return Pretrained(find_target(name, say, CODE if trusted else ()), trusted)
 
 
 @contextmanager
@@ -86,8 +94,8 @@ def precision(dtype: str, device: str) -> tuple[torch.dtype, str]:
     return WHOLE[dtype], "float32"
 
 
-def find_target(name: str, say: Callable[[str], None]) -> Path:
-    """The local folder of a target, downloaded or converted if need be."""
+def find_target(name: str, say: Callable[[str], None], more: Sequence[str] = ()) -> Path:
+    """The local folder of a target, downloaded (with ``more`` than the usual files) or converted if need be."""
     if name == DEFAULT:
         return converted(_default_gguf(), say)
     path = Path(name).expanduser()
@@ -95,7 +103,7 @@ def find_target(name: str, say: Callable[[str], None]) -> Path:
         return converted(path, say)
     if path.is_dir():
         return path
-    return _download(name)
+    return _download(name, more)
 
 
 def forms_of(name: str) -> dict[str, Path | None]:
@@ -119,10 +127,10 @@ def _default_gguf() -> Path:
     return paths[0]
 
 
-def _download(name: str) -> Path:
+def _download(name: str, more: Sequence[str]) -> Path:
     """Fetch from the hub, or take the copy fetched before when the hub cannot be reached."""
     try:
-        patterns = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
+        patterns = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", *more]
         return Path(snapshot_download(name, allow_patterns=patterns, etag_timeout=5))
     except (OSError, ValueError) as error:  # unreachable, unknown, gated, or no possible id
         what = f"not {DEFAULT!r}, a folder, a .gguf file, or a model that the hub gave"

@@ -25,7 +25,7 @@ from transformers.distributed import DistributedConfig
 from secondguess.engine.slots import SlotCache
 from secondguess.errors import require
 from secondguess.target.hf import HFTarget
-from secondguess.target.load import WHOLE, blamed_on, find_target, load_target, read
+from secondguess.target.load import WHOLE, blamed_on, find_files, load_target, read
 from secondguess.target.pretrained import read_config
 from secondguess.types import Rows, TargetOut
 
@@ -89,12 +89,16 @@ class Leader(HFTarget):
 
 
 class LeaderCache(SlotCache):
-    """Compacted in all processes at once."""
+    """Compacted and released in all processes at once."""
 
     def __init__(self, leader: Leader, number: int, num_slots: int, num_columns: int) -> None:
         spec = leader.spec
         super().__init__(num_slots, num_columns, spec.layer_shapes, spec.dtype, spec.device)
         self.leader, self.number = leader, number
+
+    def release(self, slot: int) -> None:
+        self.leader.tell("release", self.number, slot)
+        super().release(slot)
 
     def compact(self, slots_R: Tensor, source_RN: Tensor, start_R: Tensor, count_R: Tensor) -> None:
         self.leader.tell("compact", self.number, slots_R, source_RN, start_R, count_R)
@@ -111,8 +115,8 @@ def follow(target: HFTarget) -> None:
         arguments = tuple(moved(a, target.spec.device) for a in call.arguments)
         if call.work == "new_cache":
             caches[call.cache] = target.new_cache(*arguments)
-        elif call.work == "compact":
-            caches[call.cache].compact(*arguments)
+        elif call.work in ("compact", "release"):
+            getattr(caches[call.cache], call.work)(*arguments)
         elif call.work == "logits":
             target.logits(*arguments)
         else:
@@ -145,7 +149,11 @@ def moved(value: Any, device: torch.device) -> Any:
 
 
 def load_spread(
-    name: str, dtype: str = "float32", device: str = "cpu", say: Callable[[str], None] | None = None
+    name: str,
+    dtype: str = "float32",
+    device: str = "cpu",
+    trust_remote_code: bool = False,
+    say: Callable[[str], None] | None = None,
 ) -> HFTarget:
     """As ``load_target``, over all processes that torchrun started on this machine; alone it is ``load_target``.
 
@@ -153,13 +161,13 @@ def load_spread(
     the target's heads cannot be shared out, or its form is for one process.
     """
     if not is_launched():
-        return load_target(name, dtype, device, say)
+        return load_target(name, dtype, device, trust_remote_code, say)
     require(dtype in WHOLE, f"dtype {dtype!r} is for one process: leave torchrun out")
     count = start(device)
-    folder = find_target(name, say or log.info)
+    files = find_files(name, trust_remote_code, say or log.info)
     with blamed_on(name):
-        check_shares(read_config(folder)[0], count)
-        model, tokenizer = read(folder, WHOLE[dtype], distributed_config=DistributedConfig(tp_size=count))
+        check_shares(read_config(files)[0], count)
+        model, tokenizer = read(files, WHOLE[dtype], distributed_config=DistributedConfig(tp_size=count))
         if not is_follower():
             return Leader(model, tokenizer)
         follower = HFTarget(model, tokenizer)

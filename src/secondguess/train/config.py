@@ -28,6 +28,7 @@ class TrainConfig:
     responses: str = field(metadata={"help": "JSONL file of the target's own answers: id, prompt_len, input_ids"})
     out: str = field(metadata={"help": "run folder: checkpoint, log, resume state"})
     target: str = option("smollm2-135m", "folder, hub id, .gguf file, or the alias smollm2-135m")
+    trust_remote_code: bool = option(False, "run Python code that comes with the target; without it none is run")
     method: Literal["eagle3.1", "pr", "hass", "hass+pr"] = option("pr", "drafter to train")
     captures: str = option("captures", "folder of captured target states; none: the target runs beside the training")
     draft_vocab_size: int = option(4096, "tokens that the drafter can offer")

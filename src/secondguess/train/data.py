@@ -87,8 +87,9 @@ def digest(responses: Sequence[Response]) -> str:
 def split_held_out(responses: Sequence[Response], share: float) -> tuple[list[int], list[int]]:
     """Indices (training, held-out), by a hash of the id: adding data never moves a row from one side to the other.
 
-    Turns of one conversation (``ID``, ``ID#2``, ...) stay together: a later one holds the text of those before. The hash
-    is not the one that ``prepare`` goes by, which answers small ones first: of an interrupted run all would be held out.
+    Turns of one conversation (``ID``, ``ID#2``, ...) stay together: a later one holds the text of those before. The
+    hash is not the one that ``prepare`` goes by, which answers small ones first: of an interrupted run all would be
+    held out.
     """
     training: list[int] = []
     held_out: list[int] = []

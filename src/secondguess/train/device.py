@@ -19,7 +19,9 @@ def use_bfloat16(precision: str, device: torch.device) -> bool:
     return getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)()
 
 
-def open_target(name: str, precision: str, device: torch.device, say: Callable[[str], None]) -> HFTarget:
+def open_target(
+    name: str, precision: str, device: torch.device, trust_remote_code: bool, say: Callable[[str], None]
+) -> HFTarget:
     """The target in the precision that is trained in: half the time of float32 where bfloat16 is native."""
     dtype = "bfloat16" if use_bfloat16(precision, device) else "float32"
-    return load_target(name, dtype, str(device), say=say, whole=True)
+    return load_target(name, dtype, str(device), trust_remote_code, say, whole=True)

@@ -44,7 +44,9 @@ class Loss(nn.Module):
         super().__init__()
         self.drafter, self.config, self.anchor = drafter, config, make_anchor(config, drafter)
 
-    def forward(self, batch: Batch, look: Reconsider | None, step_rows: Sequence[float]) -> tuple[Tensor, Tensor, Tally]:
+    def forward(
+        self, batch: Batch, look: Reconsider | None, step_rows: Sequence[float]
+    ) -> tuple[Tensor, Tensor, Tally]:
         return objectives(self.drafter, batch, self.config, look, step_rows, self.anchor)
 
 

@@ -1,7 +1,7 @@
 """Did the target write the answers itself? A drafter that learnt from others' texts guesses what is never written.
 
-A token drawn from p surprises p by -log p(token), on average by p's entropy; a greedy one by the least that can be. So
-the mean of what exceeds this is 0 for the target's own answers, whatever it is sure of, and above 0 for texts of
+A token drawn from p surprises p by -log p(token), on average by p's entropy; a greedy one by the least that can be.
+So the mean of what exceeds this is 0 for the target's own answers, whatever it is sure of, and above 0 for texts of
 other models or people, or of another prompt than the one recorded. (SmolLM2-135M-Instruct, 20 prompts, 40 tokens each,
 nats a token: its own answers 0.00 greedily and 0.02 at temperature 1, those to the prompt before 0.93 and 0.55, a page
 that people wrote 1.05.)

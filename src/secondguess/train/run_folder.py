@@ -23,7 +23,7 @@ from secondguess.errors import UserError
 from secondguess.train.config import TrainConfig, dump_config
 
 # What decides no result: where things lie, what computes and who is told.
-OUTSIDE = ("out", "captures", "warm_start", "device", "parallel", "track")
+OUTSIDE = ("out", "trust_remote_code", "captures", "warm_start", "device", "parallel", "track")
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,7 +57,7 @@ def prepare(
 ) -> Setup:
     """Load the target and the data, and set the run up or pick it up again. Raises UserError if anything is amiss."""
     check_tracker(config.track)
-    target = open_target(config.target, config.precision, device, say)
+    target = open_target(config.target, config.precision, device, config.trust_remote_code, say)
     responses = read_fitting(Path(config.responses), target, say)
     tap_layers = tap_layers_of(target, config.warm_start)
     if config.captures == "none":

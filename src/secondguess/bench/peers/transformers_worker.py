@@ -28,7 +28,8 @@ class Clock:
 def start(config: dict[str, Any]) -> Decode:
     torch.set_num_threads(config["threads"])
     dtype = getattr(torch, config["dtype"])
-    model = AutoModelForCausalLM.from_pretrained(config["model"], dtype=dtype).eval()
+    how = {"dtype": dtype, "trust_remote_code": config["trust_remote_code"]}
+    model = AutoModelForCausalLM.from_pretrained(config["model"], **how).eval()
     more = {"prompt_lookup_num_tokens": config["lookup"]} if config["lookup"] else {}
 
     @torch.inference_mode()

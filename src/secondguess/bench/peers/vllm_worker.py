@@ -26,6 +26,7 @@ def start(config: dict[str, Any]) -> Decode:
     llm = LLM(
         config["model"],
         dtype=config["dtype"],
+        trust_remote_code=config["trust_remote_code"],
         max_model_len=config["max_len"],
         max_num_seqs=1,
         enforce_eager=True,
