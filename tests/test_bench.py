@@ -477,7 +477,7 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Runs ``secondguess bench`` on a tiny target with a task of three prompts, in an empty folder."""
     target = tiny_target("llama", 1, torch.float32, vocab_size=256)
     target.tokenizer = byte_tokenizer()
-    monkeypatch.setattr("secondguess.commands.compare.load", lambda name, dtype, device: target)
+    monkeypatch.setattr("secondguess.commands.compare.load", lambda *_: target)
     monkeypatch.chdir(tmp_path)
     rows = [{"id": str(i), "benchmark": "own", "turns": [f"prompt {i}"], "reference": None} for i in range(3)]
     (tmp_path / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -24,7 +24,8 @@ def test_flags_that_do_not_go_together(capsys) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_workers_make_the_shards_of_one_process(tmp_path: Path) -> None:
+def test_workers_make_the_shards_of_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)  # on a cluster of its own
     folder = save_tiny(tmp_path)
     responses = write_responses(tmp_path / "r.jsonl", [1000] * 150)
     flags = ["--captures", str(tmp_path / "many"), "--precision", "float32", "--workers", "2"]

@@ -16,6 +16,7 @@ import ray.data
 import torch
 
 from secondguess.capture.run import fill
+from secondguess.integrations.ray_cluster import connect
 from secondguess.train.device import open_target
 from secondguess.train.setup import plan_captures, read_fitting
 
@@ -49,6 +50,7 @@ class Worker:
 
 def fill_with_workers(task: Task, shards: list[int], num_workers: int, on_tokens: Callable[[int], None]) -> None:
     """Let ``num_workers`` make ``shards``, on the cluster that RAY_ADDRESS names or on this machine."""
+    connect(num_workers + 1)  # Ray Data hands out the shards on a core of its own
     ray.data.DataContext.get_current().enable_progress_bars = False
     rows: list[dict[str, Any]] = [{"shard": shard} for shard in shards]
     made = ray.data.from_items(rows, override_num_blocks=len(rows)).map_batches(

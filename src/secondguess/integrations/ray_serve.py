@@ -17,6 +17,7 @@ from fastapi import FastAPI
 from ray import serve
 
 from secondguess.engine.thread import submit
+from secondguess.integrations.ray_cluster import connect
 from secondguess.server.replicas import Replicas
 
 NAME = "secondguess"
@@ -48,6 +49,7 @@ def deploy(make: Callable[[], FastAPI], replicas: Replicas, host: str, port: int
         ray_actor_options={"num_cpus": replicas.replica_cpus, "num_gpus": replicas.replica_gpus},
         **replicas.sizes(batch),
     )
+    connect((replicas.max_replicas or replicas.replicas) * replicas.replica_cpus)
     serve.start(http_options={"host": host, "port": port})
     serve.run(deployed(serve.ingress(make)(Replica)).bind(), name=NAME, route_prefix="/")
 
