@@ -35,6 +35,7 @@ VARIABLES = {
     "SECONDGUESS_DATA": "folder of the named tasks' files",
     "SECONDGUESS_API_KEY": "key that the server's clients must send",
     "SECONDGUESS_DEBUG": "1: a command that fails shows its traceback",
+    "SECONDGUESS_METHOD": "method that the SGLang plug-in drafts by (`pr`)",
     "CC": "C compiler for the compiled layers",
     "OPENAI_API_KEY": "key for the server that `prepare --endpoint` asks",
 }
