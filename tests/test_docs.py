@@ -184,7 +184,7 @@ def test_flags_in_the_text_exist() -> None:
         text = re.sub(r"^ {4}.*$", "", path.read_text(encoding="utf-8"), flags=re.M)
         for code in re.findall(r"`([^`]+)`", text):
             flags = {*re.findall(r"(?<![\w-])(--[a-z][\w-]*)", code)}
-            assert flags <= known | {"--no-deps"}, f"{page}: {code}"  # pip's
+            assert flags <= known | {"--no-deps", "--head"}, f"{page}: {code}"  # pip's, ray's
 
 
 def test_what_is_said_of_known_faults_is_said_in_a_test() -> None:
