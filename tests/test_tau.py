@@ -66,7 +66,7 @@ def test_tau_is_what_replay_finds(target, responses, tmp_path, method: str) -> N
             replay(speculator, texts, partial(count, tallies))
         tau = acceptance_length(tallies)
         assert tau is not None
-        assert tau > 1.2  # it has learnt something, so the comparison is of more than misses
+        assert tau > 1.1  # it has learnt something, so the comparison is of more than misses
         assert found[name] == pytest.approx(tau, abs=1e-4)
 
 
