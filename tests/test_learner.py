@@ -11,11 +11,11 @@ from secondguess.testing import tiny_drafter, tiny_target
 from secondguess.train.batch import trained_rows
 from secondguess.train.config import TrainConfig
 from secondguess.train.learner import Diverged, Learner
-from secondguess.train.objective import Tally, objective
+from secondguess.train.objective import Tally
 from secondguess.train.second import Reconsider
 from tiny_run import tiny_run
 from two_processes import in_float64
-from unrolling import random_batch
+from unrolling import objective, random_batch
 
 
 def gradients(learner: Learner, batches: list[list[int]]) -> tuple[float, Tally, dict[str, torch.Tensor]]:

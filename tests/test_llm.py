@@ -19,7 +19,7 @@ from secondguess.config import Reconsider
 from secondguess.engine.sequence import TextStream, longest_overlap
 from secondguess.engine.thread import run, submit
 from secondguess.prompts import encode
-from tiny_folder import byte_tokenizer, save_tiny
+from tiny_folder import byte_tokenizer
 
 TREE = TreeConfig(budget=12, num_steps=4, grow_width=3, offer_width=3)
 LONG = SamplingParams(max_tokens=40, ignore_eos=True)
@@ -28,11 +28,6 @@ LONG = SamplingParams(max_tokens=40, ignore_eos=True)
 def odd(value: Any) -> Any:
     """A value of a type that the checker would not let pass."""
     return value
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return save_tiny(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture(scope="module")

@@ -17,9 +17,9 @@ from secondguess.testing import tiny_drafter, tiny_target
 from secondguess.train import chunks
 from secondguess.train.anchor import Anchor, copy_of, make_anchor
 from secondguess.train.config import TrainConfig
-from secondguess.train.objective import objective, reconsider_of
+from secondguess.train.objective import reconsider_of
 from secondguess.train.second import Reconsider
-from unrolling import EVERY_ROW, gradients, random_batch, second_features, unrolled
+from unrolling import EVERY_ROW, gradients, objective, random_batch, second_features, unrolled
 
 
 def config_of(**settings: Any) -> TrainConfig:

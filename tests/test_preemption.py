@@ -26,7 +26,6 @@ from secondguess.testing import tiny_target
 from secondguess.types import Delta, Request, Speculation
 from test_engine import MAX_LEN, ROOM, add, decode, eagle, random_requests
 from test_server_engine import Alternating
-from tiny_folder import save_tiny
 
 TREE = TreeConfig(budget=12, num_steps=4, grow_width=3, offer_width=3)
 LONG = SamplingParams(temperature=1.0, seed=7, max_tokens=120, ignore_eos=True)
@@ -100,11 +99,6 @@ def test_one_that_rests_can_be_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # The LLM and the server
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture(scope="module")

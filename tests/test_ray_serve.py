@@ -28,7 +28,6 @@ from secondguess import LLM, SamplingParams
 from secondguess.cli import main
 from secondguess.errors import UserError
 from secondguess.server.replicas import Replicas
-from tiny_folder import save_tiny
 
 REPLICA = b"ray::ServeReplica:secondguess"
 BODY = {"model": "target", "prompt": "hello", "max_tokens": 64, "seed": 7, "temperature": 1.0}
@@ -46,11 +45,6 @@ def test_numbers_of_replicas() -> None:
 def test_replicas_without_ray_are_refused(capsys) -> None:
     assert main(["serve", "smollm2-135m", "--replicas", "2"]) == 2
     assert "settings of replicas are for --ray" in capsys.readouterr().err
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny(tmp_path_factory.mktemp("tiny"))
 
 
 @contextmanager

@@ -26,17 +26,11 @@ from secondguess.server.app import make_app
 from secondguess.server.service import Service
 from secondguess.server.settings import Settings
 from secondguess.types import Output, Request, Speculation
-from tiny_folder import save_tiny
 
 TREE = TreeConfig(budget=12, num_steps=4, grow_width=3, offer_width=3)
 CHAT = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 24, "seed": 7, "ignore_eos": True}
 TEXT = {"prompt": "hello", "max_tokens": 24, "seed": 7, "ignore_eos": True}
 WAYS = (None, True, False, {"method": "ngram"}, {"method": "eagle3.1", "budget": 5}, {"budget": 2})
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return save_tiny(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,7 @@ from secondguess.target.base import causal_rows
 from secondguess.testing import tiny_drafter, tiny_target
 from secondguess.tree.trim import PADDING, row_of, side_by_side, trim
 from secondguess.types import Drafting, Output, Request, Speculation
-from tiny_folder import byte_tokenizer, save_tiny
+from tiny_folder import byte_tokenizer
 
 TREE = TreeConfig(budget=12, num_steps=4, grow_width=3, offer_width=3)
 LONG = SamplingParams(max_tokens=40, ignore_eos=True)
@@ -37,11 +37,6 @@ WISHES = (
     Speculation("pr", 1),
     Speculation("ngram", 2),
 )
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return save_tiny(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture(scope="module")

@@ -32,16 +32,10 @@ from secondguess.engine.thread import run, submit
 from secondguess.server.app import make_app
 from secondguess.server.service import Service
 from secondguess.server.settings import Settings
-from tiny_folder import save_tiny
 
 TREE = TreeConfig(budget=12, num_steps=4, grow_width=3, offer_width=3)
 TEXT = {"prompt": "hello", "max_tokens": 24, "seed": 7, "ignore_eos": True}
 ENDLESS = TEXT | {"max_tokens": 900}
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return save_tiny(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture(scope="module")

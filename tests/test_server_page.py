@@ -16,15 +16,9 @@ from fastapi import FastAPI
 from secondguess import LLM, SamplingParams
 from secondguess.server.page import FILES
 from test_server import CHAT, TEXT, TREE, app_with, assert_refused, events, get, post
-from tiny_folder import save_tiny
 
 DRAFTING = {"stream_options": {"drafting": True}}
 PARAMS = SamplingParams(temperature=1.0, seed=7, max_tokens=24, ignore_eos=True)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return save_tiny(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture(scope="module")

@@ -44,7 +44,6 @@ from secondguess.tree.trim import row_of
 from secondguess.tree.walk import walk
 from secondguess.types import DraftTree, Rows, SamplingParams
 from test_tree import configs, draft, seeds
-from tiny_folder import save_tiny
 
 # Of the first request:     0          of the second:  0      node 3 and 4 are padding
 #                         1   2                        1
@@ -183,11 +182,6 @@ def test_padding_is_read_into_scratch() -> None:
 # The worker --------------------------------------------------------------------------------------------------------
 
 CHUNK, ROOM, BUDGET, STEPS = 8, 120, 12, 4
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture(scope="module")

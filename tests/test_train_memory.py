@@ -13,7 +13,7 @@ from secondguess.config import DrafterConfig, SecondLook
 from secondguess.drafter.model import Drafter, initialise
 from secondguess.train.batch import Batch
 from secondguess.train.config import TrainConfig
-from secondguess.train.objective import objective, reconsider_of
+from secondguess.train.objective import objectives, reconsider_of
 from secondguess.train.start import new_optimizer
 
 VOCABULARY, HIDDEN, TOKENS, PROMPT = 49152, 576, 2048, 48
@@ -40,7 +40,8 @@ def step(draft_vocab_size: int) -> int:
         answer_starts_B=torch.tensor([PROMPT]),
     )
     optimizer = new_optimizer(drafter, config)
-    objective(drafter, batch, config, reconsider_of(config, 0))[0].backward()
+    level0, level1, _ = objectives(drafter, batch, config, reconsider_of(config, 0))
+    (level0 + level1).backward()
     optimizer.step()
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 

@@ -25,8 +25,9 @@ from secondguess.config import DrafterConfig, SecondLook
 from secondguess.drafter.model import Drafter, initialise
 from secondguess.train.batch import Batch
 from secondguess.train.config import TrainConfig
-from secondguess.train.objective import objective, reconsider_of
+from secondguess.train.objective import reconsider_of
 from secondguess.train.tally import Tally
+from unrolling import objective
 
 NUM = 8  # entries of each table
 X, U, Y = 0, NUM, 2 * NUM  # first token of each kind of symbol

@@ -37,14 +37,8 @@ from secondguess.testing import tiny_drafter
 from secondguess.tree.branch import best_branch
 from secondguess.types import DraftTree, Output, Rows, SamplingParams
 from test_tree import configs, draft, seeds
-from tiny_folder import save_tiny
 
 CHUNK, STEPS, ROOM = 8, 3, 120  # positions of a prompt that a pass reads; draft tokens; tokens of a request
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,8 +13,9 @@ from secondguess.target.hf import HFTarget
 from secondguess.train.batch import Batch
 from secondguess.train.head import Head
 from secondguess.train.losses import soft_cross_entropy
-from secondguess.train.objective import Step, steps
+from secondguess.train.objective import Step, objectives, steps
 from secondguess.train.second import Reconsider
+from secondguess.train.tally import Tally
 
 EVERY_ROW = Reconsider(rho=1.0, attach=1.0, carry="off", seed=0)
 
@@ -43,6 +45,12 @@ def unrolled(
 def second_features(step: Step) -> Tensor:
     assert step.second is not None
     return step.second.f_YH
+
+
+def objective(*args: Any, **kwargs: Any) -> tuple[Tensor, Tally]:
+    """``objectives`` added up, and what they were made of."""
+    level0, level1, tally = objectives(*args, **kwargs)
+    return level0 + level1, tally
 
 
 def gradients(drafter: Drafter, loss: Tensor) -> dict[str, Tensor]:

@@ -11,7 +11,7 @@ from secondguess.drafter.model import Drafter
 from secondguess.train.config import TrainConfig
 from secondguess.train.data import Response
 from secondguess.train.learner import Learner
-from secondguess.train.objective import Tally, objective, reconsider_of
+from secondguess.train.objective import Tally, objectives, reconsider_of
 from secondguess.train.tau import held_out_tau
 
 
@@ -36,7 +36,7 @@ class Judge:
         batches = [self.held_out[i : i + size] for i in range(0, len(self.held_out), size)]
         with learner.products():
             for indices in learner.processes.share(batches):
-                tally.add(objective(drafter, learner.feed.batch(indices), self.config, look)[1])
+                tally.add(objectives(drafter, learner.feed.batch(indices), self.config, look)[2])
         return learner.total(0.0, tally)[1].summary()
 
     def tau(self, drafter: Drafter, learner: Learner) -> dict[str, float | None]:

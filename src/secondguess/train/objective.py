@@ -63,19 +63,6 @@ def steps(
         drafts = None if last else advance(drafter, batch, drafts, g_XH if through_time else g_XH.detach())
 
 
-def objective(
-    drafter: Drafter,
-    batch: Batch,
-    config: TrainConfig,
-    reconsider: Reconsider | None,
-    step_rows: Sequence[float] | None = None,
-    anchor: Anchor | None = None,
-) -> tuple[Tensor, Tally]:
-    """Loss to minimise and what it was made of: ``objectives``, added up."""
-    level0, level1, tally = objectives(drafter, batch, config, reconsider, step_rows, anchor)
-    return level0 + level1, tally
-
-
 def objectives(
     drafter: Drafter,
     batch: Batch,
