@@ -14,13 +14,35 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import yaml
 
 
-def secondguess(*args: str) -> None:
-    subprocess.run([sys.executable, "-m", "secondguess", *args], check=True)
+def secondguess(*args: str, quiet: bool = False) -> None:
+    """Run a command; where it fails, end as it did."""
+    out = subprocess.DEVNULL if quiet else None
+    if code := subprocess.run([sys.executable, "-m", "secondguess", *args], stdout=out).returncode:
+        sys.exit(code)
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The file of arms. Ends with a line that says what is wrong with it."""
+    try:
+        spec = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        wrong(f"cannot read {path}: {str(error).splitlines()[0]}")
+    if not (isinstance(spec, dict) and all(isinstance(spec.get(key), dict) and spec[key] for key in ("train", "arms"))):
+        wrong(f"{path} must have train and arms, with something in them")
+    for name, arm in spec["arms"].items():
+        if not (isinstance(arm, dict) and "method" in arm):
+            wrong(f"{path}: arm {name} needs a method")
+    return spec
+
+
+def wrong(said: str) -> NoReturn:
+    print(f"arms: {said}", file=sys.stderr)
+    sys.exit(2)
 
 
 def text_of(value: Any) -> str:
@@ -44,7 +66,11 @@ def methods(out: Path, name: str, arm: dict[str, Any]) -> list[str]:
 def main() -> None:
     if len(sys.argv) < 3:
         sys.exit(__doc__)
-    spec, out = yaml.safe_load(Path(sys.argv[1]).read_text(encoding="utf-8")), Path(sys.argv[2])
+    spec, out = read(Path(sys.argv[1])), Path(sys.argv[2])
+    if "," in str(out):
+        wrong(f"{out}: a comma would part the list of methods, choose another folder")
+    for name, arm in spec["arms"].items():  # all of them, before hours go into the first
+        secondguess("train", *settings(out, name, spec["train"], arm), "--print-config", quiet=True)
     for name, arm in spec["arms"].items():
         secondguess("train", *settings(out, name, spec["train"], arm))
     compared = [m for name, arm in spec["arms"].items() for m in methods(out, name, arm)]

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -84,6 +85,11 @@ def prompt(row: dict[str, Any]) -> dict[str, Any]:
     return {"id": id_, "turns": turns}
 
 
+def pool_id(id_: str) -> str:
+    """Of an answer's id: without the number of its turn and what ``prompt`` adds."""
+    return re.sub(r"(\+follow-up|\+no-system)?(#\d+)?$", "", id_)
+
+
 def prompts(pools: Path, known: set[str]) -> Iterator[dict[str, Any]]:
     for name, count in COUNTS.items():
         rows = [json.loads(line) for line in (pools / f"{name}.jsonl").open(encoding="utf-8")]
@@ -98,7 +104,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     lines = [line for path in args.known for line in path.open(encoding="utf-8")]
-    known = {json.loads(line)["id"].split("#")[0] for line in lines}
+    known = {pool_id(json.loads(line)["id"]) for line in lines}
     chosen = sorted(prompts(args.pools, known), key=lambda row: draw("shuffle", row["id"]))
     args.out.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in chosen), encoding="utf-8")
     print(f"{len(chosen)} conversations in {args.out}")

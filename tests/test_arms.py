@@ -53,3 +53,24 @@ def test_the_arms_that_come_along_are_settings_that_there_are(tmp_path: Path) ->
         assert load_config(None, arms["settings"](tmp_path, name, spec["train"], arm)).method == arm["method"]
         for typed in arms["methods"](tmp_path, name, arm):
             assert parse_method(typed, TreeConfig()).name in (arm["method"], "pr")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (None, "cannot read"),
+        ("", "must have train and arms"),
+        ("train: {target: t}\narms: {a: {}}", "arm a needs a method"),
+        ("train: {target: t, responses: r}\narms: {a: {method: pr, bogus: 1}}", "unknown setting 'bogus'"),
+    ],
+)
+def test_what_is_wrong_is_said_before_anything_is_trained(tmp_path: Path, text: str | None, said: str) -> None:
+    path = tmp_path / "arms.yaml"
+    if text is not None:
+        path.write_text(text)
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), str(path), str(tmp_path / "out")], capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr

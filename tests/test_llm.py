@@ -312,6 +312,10 @@ def test_a_method_may_name_its_drafter(folder) -> None:
         assert one.token_ids == two.token_ids
         if named.last_trace and given.last_trace:
             assert torch.equal(named.last_trace.tree.tokens_RN, given.last_trace.tree.tokens_RN)
+    with pytest.raises(UserError, match="names its own drafter: leave drafter out"):
+        LLM(folder / "target", pr, method=f"eagle3.1:drafter={pr}")
+    with pytest.raises(UserError, match="drafter needs a folder"):
+        LLM(folder / "target", method="eagle3.1:drafter=")
     with pytest.raises(UserError, match="ngram does not use drafter"):
         LLM(folder / "target", method=f"ngram:drafter={pr}")
 

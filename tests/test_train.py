@@ -51,6 +51,11 @@ def test_turns_of_a_conversation_are_held_out_together() -> None:
     assert len(held_out) == 3 * len(conversations)
 
 
+def test_a_number_that_is_no_later_turn_is_part_of_an_id() -> None:
+    issues = [Response(f"repo#{n}/#1", (1, 2, 3), 1) for n in range(200)]
+    assert 3 < len(split_held_out(issues, 0.1)[1]) < 100
+
+
 @pytest.mark.parametrize(
     ("line", "match"),
     [

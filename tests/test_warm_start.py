@@ -114,6 +114,8 @@ def test_second_looks_can_be_added_to_weights_that_stay(checkpoints) -> None:
     [
         ({"shared_loss": "level0"}, "needs carry=off"),
         ({"shared_loss": "none"}, "needs warm_start"),
+        ({"shared_loss": "none", "warm_start": "pr", "query_slot": "own_token"}, "leaves nothing to train"),
+        ({"shared_loss": "none", "warm_start": "pr", "carry": "off", "level1_weight": 0.0}, "trains nothing"),
         ({"shared_loss": "level0", "carry": "off", "attach": 0.5}, "attach would change nothing"),
         ({"shared_loss": "level0", "carry": "off", "balance_weight": 0.5}, "balance_weight would change nothing"),
         ({"shared_loss": "level0", "carry": "off", "parallel": "shard"}, "take parallel=replicate"),

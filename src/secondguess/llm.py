@@ -80,8 +80,9 @@ class LLM:
         same_budget = replace(tree or TreeConfig(), budget=self.method.tree.budget)
         offered = [self.method, *(parse_method(other, same_budget) for other in others)]
         self.methods = {m.name: m for m in reversed(offered)}  # of two with one name the method comes first
-        if drafter is not None and not any(m.has_drafter for m in offered):
-            raise UserError(f"method {method} uses no drafter: leave drafter out, or take {' or '.join(WITH_DRAFTER)}")
+        if drafter is not None and not any(m.takes_drafter for m in offered):
+            own = "names its own drafter" if self.method.drafter else "uses no drafter"
+            raise UserError(f"method {method} {own}: leave drafter out, or take {' or '.join(WITH_DRAFTER)}")
         self.max_model_len, self.max_batch_size = self._context(max_model_len), max_batch_size
         self._check_room(kv_cache_tokens)
         self.engine = run(self._make_engine, drafter, max_batch_size)
@@ -255,7 +256,7 @@ class LLM:
         loaded: dict[Path, Drafter] = {}
         speculators = {
             name: make_speculator(
-                method, self.target, drafter if method.has_drafter else None, num_slots, columns, loaded
+                method, self.target, drafter if method.takes_drafter else None, num_slots, columns, loaded
             )
             for name, method in self.methods.items()
         }

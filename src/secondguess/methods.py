@@ -59,6 +59,11 @@ class Method:
         return self.name in WITH_DRAFTER
 
     @property
+    def takes_drafter(self) -> bool:
+        """Whether it drafts with whatever drafter is given, for it names none itself."""
+        return self.has_drafter and self.drafter is None
+
+    @property
     def uses(self) -> tuple[str, ...]:
         return USES.get(self.name, ())
 
@@ -83,6 +88,7 @@ def parse_method(text: str, tree: TreeConfig) -> Method:
     try:
         changes = dict(_setting(name, setting) for setting in filter(None, settings.split(",")))
         drafter = changes.pop("drafter", None)
+        require(drafter != "", "drafter needs a folder, or the name of one that ships")
         switches = {key: changes.pop(key) for key in SWITCHES if key in changes}
         whole = replace(tree, **changes, reconsider=replace(tree.reconsider, **switches))
         blind = whole.budget == "auto" and "budget" in USES[name] and name not in WITH_DRAFTER

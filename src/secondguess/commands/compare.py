@@ -47,7 +47,7 @@ def make_llms(
     room = {"max_batch_size": 1, "max_model_len": max_len}
     llms = {}
     for method in methods:
-        given = drafter if parse_method(method, tree).has_drafter else None
+        given = drafter if parse_method(method, tree).takes_drafter else None
         llms[method] = LLM(target, given, method=method, tree=tree, **room)
     for llm in llms.values():  # so that the first method is not charged for what torch does once
         llm.generate([0], SamplingParams(max_tokens=8, ignore_eos=True))

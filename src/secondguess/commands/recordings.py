@@ -73,7 +73,7 @@ def speculators_of(
 ) -> dict[Method, Speculator]:
     """Room for ``args.batch_size`` texts each; all with a drafter take ``args.drafter``."""
     loaded: dict[Path, Drafter] = {}
-    given = {m: args.drafter if m.has_drafter else None for m in methods}
+    given = {m: args.drafter if m.takes_drafter else None for m in methods}
     size, columns = args.batch_size, recording.num_columns
     return {m: run(make_speculator, m, target, given[m], size, columns, loaded) for m in methods}
 

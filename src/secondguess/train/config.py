@@ -143,8 +143,12 @@ class TrainConfig:
         require(self.parallel == "replicate", f"{what} keeps whole weights on every process: take parallel=replicate")
         if self.shared_loss == "level0":
             require(self.carry == "off", f"{what} needs carry=off: a carried feature would teach level 0")
-        else:
-            require(self.warm_start != "none", f"{what} needs warm_start: a drafter whose weights stay")
+            return
+        require(self.warm_start != "none", f"{what} needs warm_start: a drafter whose weights stay")
+        learns = self.lens or self.query_slot == "self_query"
+        require(learns, f"{what} leaves nothing to train: take lens=true or query_slot=self_query")
+        idle = self.level1_weight == 0 and self.carry == "off"
+        require(not idle, f"{what} trains nothing with level1_weight=0 and carry=off")
 
     def _refuse(self, names: tuple[str, ...], why: str) -> None:
         """Raises UserError if one of the settings is not at its default, since none has an effect."""

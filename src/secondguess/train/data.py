@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,6 +85,9 @@ def digest(responses: Sequence[Response]) -> str:
     return hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:16]
 
 
+LATER_TURN = re.compile(r"#([2-9]|[1-9]\d+)$")
+
+
 def split_held_out(responses: Sequence[Response], share: float) -> tuple[list[int], list[int]]:
     """Indices (training, held-out), by a hash of the id: adding data never moves a row from one side to the other.
 
@@ -95,7 +99,7 @@ def split_held_out(responses: Sequence[Response], share: float) -> tuple[list[in
     held_out: list[int] = []
     for i, response in enumerate(responses):
         # "surrogatepass": JSON may escape half of a character.
-        conversation = response.id.split("#")[0].encode(errors="surrogatepass")
+        conversation = LATER_TURN.sub("", response.id).encode(errors="surrogatepass")
         hashed = hashlib.sha256(b"held out\n" + conversation).digest()
         (held_out if int.from_bytes(hashed[:4]) < share * 2**32 else training).append(i)
     return training, held_out
