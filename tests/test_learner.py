@@ -56,7 +56,7 @@ def test_rows_are_counted_as_they_are_trained() -> None:
     config = TrainConfig(responses="-", out="-", unroll_steps=6)
     _, tally = objective(drafter, batch, config, Reconsider(rho=0.5, attach=1.0, carry="half", seed=0))
     assert trained_rows(batch, 6) == [*map(int, tally.rows), *[0] * (6 - len(tally.rows))]
-    assert trained_rows(replace(batch, offered_T=torch.ones_like(batch.offered_T)), 6) == [8, 5, 3, 2, 1, 0]
+    assert trained_rows(replace(batch, best_T=torch.zeros_like(batch.best_T)), 6) == [8, 5, 3, 2, 1, 0]
 
 
 def test_a_gradient_that_is_no_number_stops_the_run(tmp_path) -> None:

@@ -88,7 +88,7 @@ def test_several_batches_share_their_rows() -> None:
     drafter, _ = setting(config)
     one, other = (random_batch(target, drafter, (7,), (2,), seed) for seed in (0, 1))
     other = replace(other, head_VH=one.head_VH)
-    packed = ("tokens_T", "taps_TLH", "hidden_TH", "offered_T", "lengths_B", "answer_starts_B")
+    packed = ("tokens_T", "taps_TLH", "hidden_TH", "best_T", "lengths_B", "answer_starts_B")
     both = replace(one, **{name: torch.cat([getattr(one, name), getattr(other, name)]) for name in packed})
     whole, tally = objective(drafter, both, config, None)
     parts = [objective(drafter, part, config, None, tally.rows)[0].item() for part in (one, other)]

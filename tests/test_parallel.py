@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from secondguess.drafter.checkpoint import load_drafter
 from secondguess.errors import UserError
@@ -68,3 +70,23 @@ def test_what_needs_several_processes_says_so(tmp_path: Path) -> None:
         tiny_run(tmp_path, "run", parallel="shard")
     with pytest.raises(UserError, match="batch_size must be at least 5, the number of processes"):
         tiny_run(tmp_path, "run", processes=Processes(0, 5))
+
+
+def shares(items: str, costs: list[int], count: int) -> list[str]:
+    return ["".join(Processes(rank, count).even_share(items, costs)) for rank in range(count)]
+
+
+def test_every_process_has_about_the_same_to_do() -> None:
+    """The dearest first (b 9, d 8, e 4, c 2, a 1), each to whoever has the least: 9 + 2 + 1 and 8 + 4."""
+    assert shares("abcde", [1, 9, 2, 8, 4], 2) == ["abc", "de"]
+    assert shares("abcd", [3, 1, 2, 5], 1) == ["abcd"]
+    assert shares("ab", [1, 1], 3) == ["a", "b", ""]
+
+
+@given(costs=st.lists(st.integers(1, 50), max_size=12), count=st.integers(1, 4))
+def test_shares_are_whole_and_none_is_more_than_one_item_above_another(costs: list[int], count: int) -> None:
+    items = "abcdefghijkl"[: len(costs)]
+    found = shares(items, costs, count)
+    assert sorted("".join(found)) == list(items)
+    loads = [sum(costs[items.index(item)] for item in share) for share in found]
+    assert max(loads) - min(loads) <= max(costs, default=0)

@@ -35,7 +35,7 @@ def step(draft_vocab_size: int) -> int:
         taps_TLH=torch.randn(TOKENS, 3, HIDDEN),
         hidden_TH=torch.randn(TOKENS, HIDDEN),
         head_VH=head_VH,
-        offered_T=torch.ones(TOKENS, dtype=torch.bool),
+        best_T=torch.zeros(TOKENS, dtype=torch.int64),
         lengths_B=torch.tensor([TOKENS]),
         answer_starts_B=torch.tensor([PROMPT]),
     )

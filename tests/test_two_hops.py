@@ -90,7 +90,7 @@ def batch_of(drafter: Drafter, g: torch.Generator, shares: Shares) -> Batch:
         taps_TLH=drafter.embedding[torch.cat(tapped)][:, None].expand(-1, 3, -1),
         hidden_TH=20 * torch.nn.functional.one_hot(torch.cat(answers), VOCAB).float(),
         head_VH=torch.eye(VOCAB),
-        offered_T=torch.ones(sum(map(len, tokens)), dtype=torch.bool),
+        best_T=torch.cat(answers),
         lengths_B=torch.full((SEQUENCES,), len(tokens[0])),
         answer_starts_B=torch.full((SEQUENCES,), 2 * NUM + 1),
     )

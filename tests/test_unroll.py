@@ -39,9 +39,9 @@ def test_rows_of_the_worked_example() -> None:
     target = tiny_target("llama")
     batch = random_batch(target, tiny_drafter(target), lengths=(6, 4), starts=(2, 1))
     assert start_rows(batch).tolist() == [1, 2, 3, 6, 7]
-    everything = replace(batch, offered_T=torch.ones(10, dtype=torch.bool))
+    everything = replace(batch, best_T=torch.zeros(10, dtype=torch.int64))
     assert trained_rows(everything, 4) == [5, 3, 1, 0]
-    assert trained_rows(replace(everything, offered_T=torch.arange(10) != 4), 3) == [4, 2, 0]
+    assert trained_rows(replace(everything, best_T=-(torch.arange(10) == 4).long()), 3) == [4, 2, 0]
 
 
 def test_steps_train_fewer_and_fewer_rows(setting) -> None:

@@ -24,12 +24,17 @@ def random_batch(
     target: HFTarget, drafter: Drafter, lengths: Sequence[int] = (7, 5), starts: Sequence[int] = (2, 3), seed: int = 0
 ) -> Batch:
     g, total, spec = torch.Generator().manual_seed(seed), sum(lengths), target.spec
+    tokens_T = torch.randint(spec.vocab_size, (total,), generator=g)
+    taps_TLH = torch.randn(total, 3, spec.hidden_size, generator=g, dtype=torch.float64)
+    hidden_TH = torch.randn(total, 8, generator=g, dtype=torch.float64)
+    head_VH = torch.randn(len(drafter.target_ids), 8, generator=g, dtype=torch.float64)
+    offered_T = torch.rand(total, generator=g) < 0.8
     return Batch(
-        tokens_T=torch.randint(spec.vocab_size, (total,), generator=g),
-        taps_TLH=torch.randn(total, 3, spec.hidden_size, generator=g, dtype=torch.float64),
-        hidden_TH=torch.randn(total, 8, generator=g, dtype=torch.float64),
-        head_VH=torch.randn(len(drafter.target_ids), 8, generator=g, dtype=torch.float64),
-        offered_T=torch.rand(total, generator=g) < 0.8,
+        tokens_T=tokens_T,
+        taps_TLH=taps_TLH,
+        hidden_TH=hidden_TH,
+        head_VH=head_VH,
+        best_T=(hidden_TH @ head_VH.T).argmax(-1).where(offered_T, -1),
         lengths_B=torch.tensor(lengths),
         answer_starts_B=torch.tensor(starts),
     )

@@ -26,9 +26,14 @@ class Batch:
     taps_TLH: Tensor
     hidden_TH: Tensor  # the target's last hidden states, after its final norm
     head_VH: Tensor  # the target's output rows of the draft vocabulary
-    offered_T: Tensor  # bool: the target's most likely token there is in the draft vocabulary
+    best_T: Tensor  # int64: draft id of the target's most likely token there, -1 outside the draft vocabulary
     lengths_B: Tensor  # int64
     answer_starts_B: Tensor  # int64: index of the first assistant token, within its sequence
+
+    @property
+    def offered_T(self) -> Tensor:
+        """bool [T]: where the drafter can offer the target's most likely token."""
+        return self.best_T >= 0
 
 
 def spans(batch: Batch) -> tuple[Tensor, Tensor]:

@@ -33,7 +33,7 @@ class Feed:
             taps_TLH=hidden_TKH[:, :-1],
             hidden_TH=hidden_TKH[:, -1],
             head_VH=self.head_VH,
-            offered_T=self.draft_of[best_T] >= 0,
+            best_T=self.draft_of[best_T],
             lengths_B=torch.tensor([len(self.responses[i].input_ids) for i in indices], device=device),
             answer_starts_B=torch.tensor([self.responses[i].prompt_len for i in indices], device=device),
         )

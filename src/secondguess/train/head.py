@@ -44,18 +44,17 @@ class Head:
 
     def numbers(self, f_XH: Tensor, at_X: Tensor, reference_XH: Tensor | None = None) -> tuple[Tensor, ...]:
         """The fields of a Reading."""
-        logits_XV, target_XV = full_precision(self.drafter.logits(f_XH)), self.target(at_X)
-        loss_X = self.loss(logits_XV, target_XV)
+        logq_XV = full_precision(self.drafter.logits(f_XH)).log_softmax(dim=-1)
+        loss_X = self.loss(logq_XV, self.target(at_X))
         with torch.no_grad():
-            top_X, total_X, next_X = logits_XV.amax(dim=-1), logits_XV.logsumexp(dim=-1), self.next_ids_T[at_X]
-            right_X = (logits_XV.argmax(dim=-1) == target_XV.argmax(dim=-1)).to(logits_XV.dtype)
-            next_logp_X = logits_XV.gather(1, next_X.clamp(min=0)[:, None]).squeeze(1) - total_X
-        known = ((top_X - total_X).exp(), right_X, next_logp_X.masked_fill(next_X < 0, -torch.inf))
+            top_X, next_X, best_X = logq_XV.amax(dim=-1), self.next_ids_T[at_X], self.batch.best_T[at_X]
+            right_X = (log_probs_of(best_X, logq_XV) == top_X).to(logq_XV.dtype)
+            known = (top_X.exp(), right_X, log_probs_of(next_X, logq_XV))
         if self.reference is None or reference_XH is None:
             return loss_X, *known
         with torch.no_grad():
             reference_XV = full_precision(self.reference.logits(reference_XH)).softmax(dim=-1)
-        return loss_X, *known, kl(logits_XV, reference_XV)
+        return loss_X, *known, kl(logq_XV, reference_XV)
 
     def target(self, at_X: Tensor) -> Tensor:
         """The target's distribution [X, V] after tokens, renormalised over the draft vocabulary."""
@@ -65,6 +64,11 @@ class Head:
 
     def distribution(self, hidden_XH: Tensor) -> Tensor:
         return full_precision(hidden_XH @ self.batch.head_VH.T).softmax(dim=-1)
+
+
+def log_probs_of(ids_X: Tensor, logq_XV: Tensor) -> Tensor:
+    """[X]: of one token in each row, -inf for id -1."""
+    return logq_XV.gather(1, ids_X.clamp(min=0)[:, None]).squeeze(1).masked_fill(ids_X < 0, -torch.inf)
 
 
 def draft_ids(target_ids: Tensor, tokens_T: Tensor) -> Tensor:

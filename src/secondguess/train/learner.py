@@ -18,6 +18,7 @@ from secondguess.train.batch import Batch, trained_rows
 from secondguess.train.config import TrainConfig
 from secondguess.train.device import use_bfloat16
 from secondguess.train.feed import Feed
+from secondguess.train.flops import step_flops
 from secondguess.train.objective import Tally, objectives, reconsider_of
 from secondguess.train.parallel import Processes, add_gradients, parallelize, whole
 from secondguess.train.second import Reconsider
@@ -96,7 +97,7 @@ class Learner:
         """
         self.optimizer.zero_grad(set_to_none=True)
         with self.products():
-            mine = [self.feed.batch(self.processes.share(indices)) for indices in batches]
+            mine = [self.feed.batch(self.share(indices)) for indices in batches]
         counted = [trained_rows(batch, self.config.unroll_steps) for batch in mine]
         step_rows = [sum(rows) for rows in zip(*chain.from_iterable(self.processes.gather(counted)), strict=True)]
         loss, tally = 0.0, Tally()
@@ -111,6 +112,16 @@ class Learner:
             return loss, tally
         add_gradients(self.drafter.parameters())
         return self.total(loss, tally)
+
+    def share(self, indices: list[int]) -> list[int]:
+        """The responses of a batch that this process reads. All wait for the slowest, so each has the same to do."""
+        return self.processes.even_share(indices, [self.flops([i]) for i in indices])
+
+    def flops(self, indices: list[int]) -> float:
+        """Of a step over these responses, by all processes."""
+        spans = ((len(r.input_ids), r.prompt_len) for r in (self.feed.responses[i] for i in indices))
+        rho = self.config.rho if self.config.recipe.level1 else 0.0
+        return step_flops(self.drafter.config, spans, self.config.unroll_steps, rho, self.config.shared_loss)
 
     def backward(self, level0: Tensor, level1: Tensor) -> None:
         """Add to the gradients; each level's to its own weights alone where level 1 has no say in the shared ones."""

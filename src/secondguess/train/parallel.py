@@ -38,6 +38,16 @@ class Processes:
     def share(self, items: Sequence[T]) -> list[T]:
         return list(items[self.rank :: self.count])
 
+    def even_share(self, items: Sequence[T], costs: Sequence[float]) -> list[T]:
+        """Of items that do not cost the same: the dearest first, each to whoever has the least to do so far."""
+        shares: list[list[int]] = [[] for _ in range(self.count)]
+        loads = [0.0] * self.count
+        for i in sorted(range(len(items)), key=lambda i: -costs[i]):
+            idle = loads.index(min(loads))
+            shares[idle].append(i)
+            loads[idle] += costs[i]
+        return [items[i] for i in sorted(shares[self.rank])]
+
     def gather(self, value: T) -> list[T]:
         """The value of every process, in the order of their numbers."""
         values: list[Any] = [value] * self.count

@@ -22,7 +22,7 @@ from secondguess.target.hf import HFTarget
 from secondguess.train.config import TrainConfig
 from secondguess.train.data import Response, digest, split_held_out
 from secondguess.train.feed import Feed
-from secondguess.train.flops import matmul_peak, step_flops
+from secondguess.train.flops import matmul_peak
 from secondguess.train.judge import Judge, pick_replayed
 from secondguess.train.learner import Learner
 from secondguess.train.meter import Window
@@ -114,15 +114,10 @@ class Trainer:
         clock, batches = time.perf_counter(), self.plan.micro_batches(indices)
         done = self.learner.step(self.step, batches, self.plan.learning_rate(self.step))
         seconds = time.perf_counter() - clock
-        self.window.add(done, seconds, self.flops(indices))
+        self.window.add(done, seconds, self.learner.flops(indices))
         self.step += 1
         self.seconds += seconds
         return done.loss
-
-    def flops(self, indices: list[int]) -> float:
-        spans = ((len(r.input_ids), r.prompt_len) for r in (self.learner.feed.responses[i] for i in indices))
-        rho = self.config.rho if self.config.recipe.level1 else 0.0
-        return step_flops(self.drafter.config, spans, self.config.unroll_steps, rho, self.config.shared_loss)
 
     def seconds_per_step(self) -> float:
         """Measured on the first batch of the next step, without moving a weight."""
