@@ -307,3 +307,9 @@ def test_bad_input_is_one_line_and_exit_2(flags, said, command, capsys) -> None:
     assert out == ""
     assert err.splitlines()[-1].startswith("secondguess: ")
     assert said in err
+
+
+def test_a_drafter_that_is_missing_is_found_before_a_text_is_decoded(command, capsys, monkeypatch) -> None:
+    monkeypatch.setattr("secondguess.commands.recordings.transcribe", lambda *_: pytest.fail("decoded first"))
+    assert command("eval", "--method", "pr,pr:drafter=nowhere") == 2
+    assert "no drafter 'nowhere'" in capsys.readouterr().err

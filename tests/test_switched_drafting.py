@@ -188,6 +188,7 @@ def test_settings_are_read_by_the_type_of_their_field() -> None:
         ("pr:k=4,refined_offer_width=5", "refined_offer_width must be at most offer_width (4), got 5"),
         ("pr:m=0,merge=drop,select=path", "merge, select would change nothing: num_reconsider (m) is 0"),
         ("pr:extra_advance=3", "extra_advance stands in for second looks: set num_reconsider (m) to 0"),
+        ("pr:m=2,merge=drop,num_reconsider=3", "num_reconsider is set twice"),
         ("eagle3.1:merge=drop", "eagle3.1 does not use merge, only pr, hass+pr do"),
         ("ngram:extra_advance=3", "ngram does not use extra_advance, only eagle3.1, pr, hass, hass+pr do"),
     ],

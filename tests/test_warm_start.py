@@ -63,6 +63,11 @@ def test_another_number_of_layers_is_refused(checkpoints) -> None:
         tiny_run(checkpoints, "run", method="pr", warm_start=str(checkpoints / "eagle3.1"), num_layers=2)
 
 
+def test_another_vocabulary_is_refused(checkpoints) -> None:
+    with pytest.raises(UserError, match="offers 32 tokens, not 16, and keeps its vocabulary: leave draft_vocab_size"):
+        tiny_run(checkpoints, "run", method="pr", warm_start=str(checkpoints / "eagle3.1"), draft_vocab_size=16)
+
+
 def test_a_lens_that_does_nothing_yet_joins_a_drafter_without_one(checkpoints) -> None:
     run = tiny_run(checkpoints, "lens", method="pr", warm_start=str(checkpoints / "pr"), lens=True)
     before = load_drafter(checkpoints / "pr", run.drafter.embedding, run.drafter.config.target_num_layers)

@@ -86,7 +86,10 @@ def parse_method(text: str, tree: TreeConfig) -> Method:
     if "num_reconsider" not in USES[name]:
         tree = replace(tree, num_reconsider=0, reconsider=Reconsider())
     try:
-        changes = dict(_setting(name, setting) for setting in filter(None, settings.split(",")))
+        given = [_setting(name, setting) for setting in filter(None, settings.split(","))]
+        changes = dict(given)
+        twice = [key for key in changes if sum(key == other for other, _ in given) > 1]
+        require(not twice, f"{', '.join(twice)} is set twice")
         drafter = changes.pop("drafter", None)
         require(drafter != "", "drafter needs a folder, or the name of one that ships")
         switches = {key: changes.pop(key) for key in SWITCHES if key in changes}
@@ -95,8 +98,8 @@ def parse_method(text: str, tree: TreeConfig) -> Method:
         require(not blind, f"budget auto needs a drafter's probabilities: give {name} a number ({name}:budget=8)")
     except UserError as error:
         raise UserError(f"method {text!r}: {error}") from error
-    given = {key for key in LOOK if getattr(tree.reconsider, key) != getattr(Reconsider(), key)}
-    return Method(text, name, whole, frozenset(given | (switches.keys() & LOOK)), drafter)
+    chosen = {key for key in LOOK if getattr(tree.reconsider, key) != getattr(Reconsider(), key)}
+    return Method(text, name, whole, frozenset(chosen | (switches.keys() & LOOK)), drafter)
 
 
 def _setting(name: str, text: str) -> tuple[str, Any]:

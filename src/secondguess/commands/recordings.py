@@ -21,7 +21,7 @@ from secondguess.engine.cycle import CycleTrace
 from secondguess.engine.speculate import Draw, Speculator
 from secondguess.engine.thread import run
 from secondguess.errors import UserError
-from secondguess.methods import Method, make_speculator
+from secondguess.methods import Method, make_speculator, open_drafter
 from secondguess.target.hf import HFTarget
 from secondguess.types import SamplingParams
 
@@ -40,6 +40,7 @@ class Recording:
     seed: int
     prompts: list[Prompt]
     transcripts: list[Transcript]
+    drafters: dict[Path, Drafter]  # of the methods, by folder
 
     @property
     def num_columns(self) -> int:
@@ -59,23 +60,33 @@ class Recording:
 def recordings(
     args: argparse.Namespace, target: HFTarget, methods: list[Method], prompts: list[TaskPrompt], console: Console
 ) -> Iterator[Recording]:
-    """One per temperature. Raises UserError if ``methods`` draft further than the texts are known."""
+    """One per temperature. Raises UserError if ``methods`` draft further than the texts are known, or a drafter is
+    missing or does not fit.
+    """
     if any(m.tree.num_steps > BEYOND for m in methods):
         raise UserError(f"replay knows {BEYOND} tokens past the end of a text: num_steps must be at most that")
+    drafters: dict[Path, Drafter] = {}  # before hours of decoding
+    for m in methods:
+        if m.has_drafter:
+            run(open_drafter, m, target, given(args, m), drafters)
     encoded = encode_all(target, prompts, args.max_new_tokens, args.batch_size, console)
     for temperature in args.temperatures:
         params = SamplingParams(temperature=temperature, seed=args.seed, max_tokens=args.max_new_tokens)
-        yield Recording(temperature, args.seed, encoded, transcribe(target, encoded, params, args.batch_size, console))
+        texts = transcribe(target, encoded, params, args.batch_size, console)
+        yield Recording(temperature, args.seed, encoded, texts, drafters)
+
+
+def given(args: argparse.Namespace, method: Method) -> str | None:
+    """The drafter of a method that names none itself."""
+    return args.drafter if method.takes_drafter else None
 
 
 def speculators_of(
     args: argparse.Namespace, target: HFTarget, methods: Sequence[Method], recording: Recording
 ) -> dict[Method, Speculator]:
-    """Room for ``args.batch_size`` texts each; all with a drafter take ``args.drafter``."""
-    loaded: dict[Path, Drafter] = {}
-    given = {m: args.drafter if m.takes_drafter else None for m in methods}
-    size, columns = args.batch_size, recording.num_columns
-    return {m: run(make_speculator, m, target, given[m], size, columns, loaded) for m in methods}
+    """Room for ``args.batch_size`` texts each."""
+    room = (args.batch_size, recording.num_columns)
+    return {m: run(make_speculator, m, target, given(args, m), *room, recording.drafters) for m in methods}
 
 
 def replay_all(

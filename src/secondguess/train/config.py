@@ -18,6 +18,7 @@ from secondguess.train.recipe import RECIPES, Recipe
 # Settings that some methods have no use for.
 LOOK = tuple(f.name for f in fields(SecondLook))
 LEVEL1 = ("level1_weight", "rho", "attach", "carry", "balance", "balance_weight", "lens", "shared_loss", *LOOK)
+DRAFT_VOCABULARY = 4096
 TOP_K = ("top_k", "top_k_weight")
 
 
@@ -31,7 +32,7 @@ class TrainConfig:
     trust_remote_code: bool = option(False, "run Python code that comes with the target; without it none is run")
     method: Literal["eagle3.1", "pr", "hass", "hass+pr"] = option("pr", "drafter to train")
     captures: str = option("captures", "folder of captured target states; none: the target runs beside the training")
-    draft_vocab_size: int = option(4096, "tokens that the drafter can offer")
+    draft_vocab_size: int = option(DRAFT_VOCABULARY, "tokens that the drafter can offer")
     num_layers: int = option(1, "layers of the drafter's block; EAGLE-3.1 has one")
     unroll_steps: int = option(5, "steps of training-time test (T)")
     step_decay: float = option(0.8, "unroll step j weighs step_decay ** j")

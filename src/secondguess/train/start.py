@@ -17,7 +17,7 @@ from secondguess.drafter.shipped import find_drafter
 from secondguess.drafter.vocab import choose_vocab
 from secondguess.errors import require
 from secondguess.target.hf import HFTarget
-from secondguess.train.config import TrainConfig
+from secondguess.train.config import DRAFT_VOCABULARY, TrainConfig
 
 
 def start_drafter(target: HFTarget, config: TrainConfig, counts: Tensor) -> Drafter:
@@ -46,6 +46,9 @@ def warm_drafter(target: HFTarget, config: TrainConfig) -> Drafter:
     found = load_drafter(folder, embedding, target.spec.num_layers)
     other = f"drafter {folder} has num_layers={found.config.num_layers}, not {config.num_layers}"
     require(found.config.num_layers == config.num_layers, f"{other}: set num_layers, or start from another")
+    other = f"drafter {folder} offers {found.config.draft_vocab_size} tokens, not {config.draft_vocab_size}"
+    kept = config.draft_vocab_size in (found.config.draft_vocab_size, DRAFT_VOCABULARY)
+    require(kept, f"{other}, and keeps its vocabulary: leave draft_vocab_size out, or start from another")
     shape = replace(found.config, second_look=config.second_look, lens=config.lens)
     drafter = Drafter(shape, found.embedding, found.target_ids)
     drafter.target_embedding = found.target_embedding
