@@ -15,6 +15,7 @@
 enum {
     FEW_ROWS = 16,  // not worth waking the other threads for what is done to each row
     MOST_VECTORS = 32,  // head dimensions up to 32 LANES
+    MOST_SUMS = 16,  // that registers hold beside what they are made of
 };
 
 struct weights {
@@ -65,6 +66,40 @@ static float dot(const float *a, const float *b, int64_t n) {
     float rest = total(sum);
     for (; i < n; i++) rest += a[i] * b[i];
     return rest;
+}
+
+// Lanes of two vectors side by side, by runs of so many: the first of each two runs, and the second.
+#ifdef __AVX512F__
+#define FIRST_8 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23
+#define SECOND_8 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31
+#define FIRST_4 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27
+#define SECOND_4 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31
+#define FIRST_2 0, 1, 4, 5, 8, 9, 12, 13, 16, 17, 20, 21, 24, 25, 28, 29
+#define SECOND_2 2, 3, 6, 7, 10, 11, 14, 15, 18, 19, 22, 23, 26, 27, 30, 31
+#define FIRST_1 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30
+#define SECOND_1 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31
+#else
+#define FIRST_4 0, 1, 2, 3, 8, 9, 10, 11
+#define SECOND_4 4, 5, 6, 7, 12, 13, 14, 15
+#define FIRST_2 0, 1, 4, 5, 8, 9, 12, 13
+#define SECOND_2 2, 3, 6, 7, 10, 11, 14, 15
+#define FIRST_1 0, 2, 4, 6, 8, 10, 12, 14
+#define SECOND_1 1, 3, 5, 7, 9, 11, 13, 15
+#endif
+#define ADD_RUNS(n, first, second)  \
+    UNROLL for (int i = 0; i < n; i++) \
+        v[i] = __builtin_shufflevector(v[2 * i], v[2 * i + 1], first) + \
+               __builtin_shufflevector(v[2 * i], v[2 * i + 1], second);
+
+// The total of each of LANES vectors, with the bits of `total`.
+ALWAYS_INLINE vec totals(vec *v) {
+#ifdef __AVX512F__
+    ADD_RUNS(8, FIRST_8, SECOND_8)
+#endif
+    ADD_RUNS(4, FIRST_4, SECOND_4)
+    ADD_RUNS(2, FIRST_2, SECOND_2)
+    ADD_RUNS(1, FIRST_1, SECOND_1)
+    return v[0];
 }
 
 static vec smaller(vec a, vec b) {
@@ -142,60 +177,82 @@ static void place_row(const struct layer *l, const struct pass *p, int64_t m, fl
     }
 }
 
-// out[D] = sum of weight[i] v[seen[i]] / sum of weight[i]; `vectors` is D / LANES, known to the compiler.
-ALWAYS_INLINE void average(int vectors, const float *weight, const float *v, const int64_t *seen, int64_t n,
-                           float *out) {
-    vec acc[MOST_VECTORS] = {{0}};
-    float sum = 0;
-    for (int64_t i = 0; i < n; i++) {
-        sum += weight[i];
-        const float *row = v + seen[i] * vectors * LANES;
-        UNROLL for (int d = 0; d < vectors; d++) acc[d] = acc[d] + weight[i] * *(const vec *)(row + d * LANES);
+// One query over the `n` columns in `seen`, the last of which is there LANES times more: weight[n] = e^(score - best
+// score), and their sum. `vectors` is D / LANES, known to the compiler.
+ALWAYS_INLINE float weigh(int vectors, const float *q, const float *k, const int64_t *seen, int64_t n, float scale,
+                          float *weight) {
+    vec best = (vec){0} - INFINITY, sum = {0};
+    for (int64_t i = 0; i < n; i += LANES) {
+        vec sums[LANES] = {{0}};
+        UNROLL for (int c = 0; c < LANES; c++) {
+            const float *row = k + seen[i + c] * vectors * LANES;
+            for (int d = 0; d < vectors; d++)
+                sums[c] = sums[c] + *(const vec *)(q + d * LANES) * *(const vec *)(row + d * LANES);
+        }
+        vec score = totals(sums) * scale;
+        *(vec *)(weight + i) = score;
+        best = -smaller(-best, -score);
     }
-    UNROLL for (int d = 0; d < vectors; d++) *(vec *)(out + d * LANES) = acc[d] / sum;
+    float highest = best[0];
+    for (int i = 1; i < LANES; i++)
+        if (best[i] > highest) highest = best[i];
+    for (int64_t i = 0; i < n; i += LANES) *(vec *)(weight + i) = exponential(*(const vec *)(weight + i) - highest);
+    memset(weight + n, 0, LANES * sizeof *weight);
+    for (int64_t i = 0; i < n; i += LANES) sum = sum + *(const vec *)(weight + i);
+    return total(sum);
 }
 
-// softmax(q K^T) V of one query head over the `n` columns in `seen`; D is a multiple of LANES.
-static void attend_head(const float *q, const float *k, const float *v, const int64_t *seen, int64_t n,
-                        const struct pass *p, float *score, float *out) {
-    int64_t D = p->D;
-    float best = -INFINITY;
+// out[heads][D] = sum of weight[i] v[seen[i]] / sum[head], for weights in rows of `stride`. Heads share the loads of v.
+ALWAYS_INLINE void average(int vectors, int heads, const float *weight, int64_t stride, const float *v,
+                           const int64_t *seen, int64_t n, const float *sum, float *out) {
+    vec acc[MOST_VECTORS] = {{0}};
     for (int64_t i = 0; i < n; i++) {
-        score[i] = dot(q, k + seen[i] * D, D) * p->scale;
-        if (score[i] > best) best = score[i];
+        const float *row = v + seen[i] * vectors * LANES;
+        UNROLL for (int j = 0; j < heads * vectors; j++)
+            acc[j] = acc[j] + weight[j / vectors * stride + i] * *(const vec *)(row + j % vectors * LANES);
     }
-    for (int64_t i = 0; i < n; i += LANES) {  // `score` has room for a vector more
-        vec e = exponential(*(const vec *)(score + i) - best);
-        memcpy(score + i, &e, sizeof e);
+    UNROLL for (int j = 0; j < heads * vectors; j++) *(vec *)(out + j * LANES) = acc[j] / sum[j / vectors];
+}
+
+// Of one row, the query heads of a group.
+ALWAYS_INLINE void attend_group(int vectors, const struct pass *p, int64_t m, int64_t g, const float *qkv,
+                                int64_t *seen, float *weight, float *out) {
+    int64_t D = vectors * LANES, per = p->A / p->G, stride = p->W + LANES, n = 0;
+    int64_t at = (p->slots[m / p->N] * p->G + g) * p->C * D;
+    const float *q = qkv + (m * (p->A + 2 * p->G) + g * per) * D, *k = p->k + at, *v = p->v + at;
+    float sum[per];
+    for (int64_t w = 0; w < p->W; w++) {
+        seen[n] = w;
+        n += p->visible[m * p->W + w];
     }
-    switch (D / LANES) {
-        case 4: average(4, score, v, seen, n, out); break;
-        case 8: average(8, score, v, seen, n, out); break;
-        default: average(D / LANES, score, v, seen, n, out);
-    }
+    for (int i = 0; i < LANES; i++) seen[n + i] = seen[n - 1];  // a row sees itself at least
+    for (int64_t h = 0; h < per; h++) sum[h] = weigh(vectors, q + h * D, k, seen, n, p->scale, weight + h * stride);
+    int64_t h = 0;
+    out += (m * p->A + g * per) * D;
+    for (; h + 3 <= per && 3 * vectors <= MOST_SUMS; h += 3)
+        average(vectors, 3, weight + h * stride, stride, v, seen, n, sum + h, out + h * D);
+    for (; h + 2 <= per && 2 * vectors <= MOST_SUMS; h += 2)
+        average(vectors, 2, weight + h * stride, stride, v, seen, n, sum + h, out + h * D);
+    for (; h < per; h++) average(vectors, 1, weight + h * stride, stride, v, seen, n, sum + h, out + h * D);
 }
 
 // qkv [M][A + 2 G][D] -> out [M][A][D]
 static void attend(const struct pass *p, const float *qkv, float *out) {
-    int64_t M = p->R * p->N, width = (p->A + 2 * p->G) * p->D, per = p->A / p->G;
 #pragma omp parallel
     {
-        int64_t *seen = malloc(p->W * sizeof *seen);
-        float *score = calloc(p->W + LANES, sizeof *score);
-#pragma omp for schedule(static) collapse(2)
-        for (int64_t m = 0; m < M; m++)
-            for (int64_t g = 0; g < p->G; g++) {
-                int64_t n = 0, at = (p->slots[m / p->N] * p->G + g) * p->C * p->D;
-                for (int64_t w = 0; w < p->W; w++) {
-                    seen[n] = w;
-                    n += p->visible[m * p->W + w];
-                }
-                for (int64_t a = g * per; a < (g + 1) * per; a++)
-                    attend_head(qkv + m * width + a * p->D, p->k + at, p->v + at, seen, n, p, score,
-                                out + (m * p->A + a) * p->D);
-            }
+        int64_t *seen = malloc((p->W + LANES) * sizeof *seen);
+        float *weight = malloc(p->A / p->G * (p->W + LANES) * sizeof *weight);
+        // All rows over the same keys and values, which then come from a near cache.
+#pragma omp for schedule(static) collapse(3)
+        for (int64_t r = 0; r < p->R; r++)
+            for (int64_t g = 0; g < p->G; g++)
+                for (int64_t n = 0; n < p->N; n++) switch (p->D / LANES) {
+                        case 4: attend_group(4, p, r * p->N + n, g, qkv, seen, weight, out); break;
+                        case 8: attend_group(8, p, r * p->N + n, g, qkv, seen, weight, out); break;
+                        default: attend_group(p->D / LANES, p, r * p->N + n, g, qkv, seen, weight, out);
+                    }
         free(seen);
-        free(score);
+        free(weight);
     }
 }
 
