@@ -78,6 +78,6 @@ def _declare(path: Path) -> ctypes.CDLL:
     lib.linear.restype = None
     lib.block_size.restype = lib.lanes.restype = lib.scratch_size.restype = size
     lib.scratch_size.argtypes = [size] * 6
-    lib.run_layer.argtypes = [pointer, pointer]
-    lib.run_layer.restype = None
+    lib.run_layers.argtypes = [pointer, pointer, size, pointer]
+    lib.run_layers.restype = None
     return lib

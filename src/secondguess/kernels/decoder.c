@@ -1,4 +1,4 @@
-// One layer of a Llama-shaped decoder over the rows of a pass, in float32 and in place, with K/V in a slot cache.
+// The layers of a Llama-shaped decoder over the rows of a pass, in float32 and in place, with K/V in a slot cache.
 //
 // A row's result is the same bits whatever other rows there are: sums run in an order that the row alone fixes. In
 // attention that is the columns it sees, in ascending order, which is the order of their positions, for a node of a
@@ -35,13 +35,18 @@ struct pass {
     int64_t R, N, H, A, G, D, I, C, W;
     const int64_t *slots;  // [R]
     const int64_t *columns;  // [M]
-    const uint8_t *visible;  // [M][W]
     const float *cos, *sin;  // [M][D]; the sine's first half is negated
-    float *k, *v;  // the layer's: [slots][G][C][D]
     float *x;  // [M][H], in and out
     const float *e;  // [M][H], for layers with a hidden_norm
     float *scratch;  // scratch_size floats
     float scale;
+};
+
+// What a layer has of its own in a pass.
+struct place {
+    float *k, *v;  // [slots][G][C][D]
+    const uint8_t *visible;  // [M][W]
+    float *tap;  // [M][H]: its input is copied here, or NULL
 };
 
 static int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
@@ -158,7 +163,7 @@ static void rotate(float *x, const float *cos, const float *sin, int64_t D, floa
 }
 
 // Norms and rotates q and k of a row, and stores k and v in its column. q stays in `qkv`.
-static void place_row(const struct layer *l, const struct pass *p, int64_t m, float *qkv) {
+static void place_row(const struct layer *l, const struct pass *p, const struct place *at, int64_t m, float *qkv) {
     int64_t D = p->D;
     float turned[D];
     const float *cos = p->cos + m * D, *sin = p->sin + m * D;
@@ -170,10 +175,10 @@ static void place_row(const struct layer *l, const struct pass *p, int64_t m, fl
     }
     for (int64_t g = 0; g < p->G; g++) {
         float *k = qkv + (p->A + g) * D, *v = qkv + (p->A + p->G + g) * D;
-        int64_t at = ((p->slots[m / p->N] * p->G + g) * p->C + p->columns[m]) * D;
+        int64_t i = ((p->slots[m / p->N] * p->G + g) * p->C + p->columns[m]) * D;
         if (l->k_norm) rms_norm(k, l->k_norm, D, l->eps, k);
-        rotate(k, cos, sin, D, p->k + at);
-        memcpy(p->v + at, v, D * sizeof(float));
+        rotate(k, cos, sin, D, at->k + i);
+        memcpy(at->v + i, v, D * sizeof(float));
     }
 }
 
@@ -215,15 +220,15 @@ ALWAYS_INLINE void average(int vectors, int heads, const float *weight, int64_t 
 }
 
 // Of one row, the query heads of a group.
-ALWAYS_INLINE void attend_group(int vectors, const struct pass *p, int64_t m, int64_t g, const float *qkv,
-                                int64_t *seen, float *weight, float *out) {
+ALWAYS_INLINE void attend_group(int vectors, const struct pass *p, const struct place *at, int64_t m, int64_t g,
+                                const float *qkv, int64_t *seen, float *weight, float *out) {
     int64_t D = vectors * LANES, per = p->A / p->G, stride = p->W + LANES, n = 0;
-    int64_t at = (p->slots[m / p->N] * p->G + g) * p->C * D;
-    const float *q = qkv + (m * (p->A + 2 * p->G) + g * per) * D, *k = p->k + at, *v = p->v + at;
+    int64_t first = (p->slots[m / p->N] * p->G + g) * p->C * D;
+    const float *q = qkv + (m * (p->A + 2 * p->G) + g * per) * D, *k = at->k + first, *v = at->v + first;
     float sum[per];
     for (int64_t w = 0; w < p->W; w++) {
         seen[n] = w;
-        n += p->visible[m * p->W + w];
+        n += at->visible[m * p->W + w];
     }
     for (int i = 0; i < LANES; i++) seen[n + i] = seen[n - 1];  // a row sees itself at least
     for (int64_t h = 0; h < per; h++) sum[h] = weigh(vectors, q + h * D, k, seen, n, p->scale, weight + h * stride);
@@ -237,7 +242,7 @@ ALWAYS_INLINE void attend_group(int vectors, const struct pass *p, int64_t m, in
 }
 
 // qkv [M][A + 2 G][D] -> out [M][A][D]
-static void attend(const struct pass *p, const float *qkv, float *out) {
+static void attend(const struct pass *p, const struct place *at, const float *qkv, float *out) {
 #pragma omp parallel
     {
         int64_t *seen = malloc((p->W + LANES) * sizeof *seen);
@@ -247,9 +252,9 @@ static void attend(const struct pass *p, const float *qkv, float *out) {
         for (int64_t r = 0; r < p->R; r++)
             for (int64_t g = 0; g < p->G; g++)
                 for (int64_t n = 0; n < p->N; n++) switch (p->D / LANES) {
-                        case 4: attend_group(4, p, r * p->N + n, g, qkv, seen, weight, out); break;
-                        case 8: attend_group(8, p, r * p->N + n, g, qkv, seen, weight, out); break;
-                        default: attend_group(p->D / LANES, p, r * p->N + n, g, qkv, seen, weight, out);
+                        case 4: attend_group(4, p, at, r * p->N + n, g, qkv, seen, weight, out); break;
+                        case 8: attend_group(8, p, at, r * p->N + n, g, qkv, seen, weight, out); break;
+                        default: attend_group(p->D / LANES, p, at, r * p->N + n, g, qkv, seen, weight, out);
                     }
         free(seen);
         free(weight);
@@ -267,7 +272,7 @@ static void gate(const struct pass *p, const float *gate_up, float *y) {
         }
 }
 
-void run_layer(const struct layer *l, const struct pass *p) {
+static void run_layer(const struct layer *l, const struct pass *p, const struct place *at) {
     int64_t M = p->R * p->N, width = (p->A + 2 * p->G) * p->D;
     float *narrow = p->scratch, *product = narrow + M * most(most(2 * p->H, p->A * p->D), p->I);
     float *wide = product + M * p->H;
@@ -279,11 +284,18 @@ void run_layer(const struct layer *l, const struct pass *p) {
     }
     apply(&l->qkv, narrow, M, wide);
 #pragma omp parallel for schedule(static) if (M > FEW_ROWS)
-    for (int64_t m = 0; m < M; m++) place_row(l, p, m, wide + m * width);
-    attend(p, wide, narrow);
+    for (int64_t m = 0; m < M; m++) place_row(l, p, at, m, wide + m * width);
+    attend(p, at, wide, narrow);
     add_applied(p, &l->o, narrow, product);
     norm_rows(p, p->x, l->post_norm, l->eps, p->H, narrow);
     apply(&l->gate_up, narrow, M, wide);
     gate(p, wide, narrow);
     add_applied(p, &l->down, narrow, product);
+}
+
+void run_layers(const struct layer *const *layers, const struct place *places, int64_t count, const struct pass *p) {
+    for (int64_t i = 0; i < count; i++) {
+        if (places[i].tap) memcpy(places[i].tap, p->x, p->R * p->N * p->H * sizeof *p->x);
+        run_layer(layers[i], p, places + i);
+    }
 }

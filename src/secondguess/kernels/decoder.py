@@ -1,4 +1,4 @@
-"""Decoder layers in compiled code: one call each, which costs little more than its matrix products.
+"""Decoder layers in compiled code: one call for all, which costs little more than its matrix products.
 
 R requests, N rows, H hidden size, A query heads, G K/V heads, D head dimension, I intermediate size, C columns of a
 slot, W columns looked at.
@@ -7,8 +7,9 @@ slot, W columns looked at.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
@@ -53,10 +54,15 @@ class PassStruct(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("R", "N", "H", "A", "G", "D", "I", "C", "W")),
-        *((name, ctypes.c_void_p) for name in ("slots", "columns", "visible", "cos", "sin")),
-        *((name, ctypes.c_void_p) for name in ("k", "v", "x", "e", "scratch")),
+        *((name, ctypes.c_void_p) for name in ("slots", "columns", "cos", "sin", "x", "e", "scratch")),
         ("scale", ctypes.c_float),
     )
+
+
+class PlaceStruct(ctypes.Structure):
+    """``struct place``"""
+
+    _fields_ = tuple((name, ctypes.c_void_p) for name in ("k", "v", "visible", "tap"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,12 +100,12 @@ def run_layers(
     rows: Rows,
     cache: SlotCache,
     e_RNH: Tensor | None = None,
-    before: Callable[[int], None] = lambda layer: None,
+    taps: Mapping[int, Tensor] = MappingProxyType({}),
 ) -> None:
     """Turn ``x_RNH`` (float32, contiguous) into the output of the last layer, in place; K/V go to ``cache``.
 
     ``rotation``: cos and sin [R, N, D], the sine's first half negated. ``e_RNH``: see ``hidden_norm`` in ``decoder.c``.
-    ``before`` hears of each layer before it runs.
+    ``taps`` [R, N, H] take the inputs of the layers of these numbers.
     """
     lib, sizes, (r, n, h) = library(), layers[0].sizes, x_RNH.shape
     read = {  # bound until the last layer has run
@@ -113,11 +119,10 @@ def run_layers(
     masks = {window: within_window(rows, window).contiguous() for window in {layer.window for layer in layers}}
     shape = {"R": r, "N": n, "H": h, "C": cache.num_columns, "W": rows.visible_RNW.shape[2]}
     task = PassStruct(**shape, **sizes, **{k: t.data_ptr() for k, t in read.items()}, scale=sizes["D"] ** -0.5)
-    for i, layer in enumerate(layers):
-        before(i)
-        task.k, task.v = map(address, cache.stores(i))
-        task.visible = address(masks[layer.window])
-        lib.run_layer(ctypes.byref(layer.struct), ctypes.byref(task))
+    pointers = (ctypes.c_void_p * len(layers))(*(ctypes.addressof(layer.struct) for layer in layers))
+    stores = ((*map(address, cache.stores(i)), address(masks[layer.window])) for i, layer in enumerate(layers))
+    places = (PlaceStruct * len(layers))(*((*store, address(taps.get(i))) for i, store in enumerate(stores)))
+    lib.run_layers(pointers, places, len(layers), ctypes.byref(task))
 
 
 def address(tensor: Tensor | None) -> int | None:

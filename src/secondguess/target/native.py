@@ -37,12 +37,9 @@ class NativeDecoder:
         """The rows' states after the final norm; ``step`` keeps the inputs of the tapped layers."""
         x_RNH = self.embedding(step.rows.tokens_RN)
         cos_RN1D, sin_RN1D = signed(*self.rotary(x_RNH, step.rows.positions_RN))
-
-        def tap(layer: int) -> None:
-            if layer in self.tap_layers:
-                step.taps_RNH[layer] = x_RNH.clone()
-
-        run_layers(self.layers, x_RNH, (cos_RN1D[:, :, 0], sin_RN1D[:, :, 0]), step.rows, step.cache, before=tap)
+        step.taps_RNH.update((layer, torch.empty_like(x_RNH)) for layer in self.tap_layers)
+        rotation = cos_RN1D[:, :, 0], sin_RN1D[:, :, 0]
+        run_layers(self.layers, x_RNH, rotation, step.rows, step.cache, taps=step.taps_RNH)
         return self.norm(x_RNH)
 
 
