@@ -8,7 +8,6 @@ from secondguess.config import TreeConfig
 from secondguess.drafter.model import Drafter
 from secondguess.drafter.speculator import EagleSpeculator
 from secondguess.engine.speculate import Plain, Policy, Roots
-from secondguess.tree.grow import grow
 from secondguess.tree.rows import DraftRows, Offers
 from secondguess.types import DraftTree, Verdict
 
@@ -32,7 +31,7 @@ class AdaptiveSpeculator(EagleSpeculator):
             self.num_steps += 1
             return round_.forward(rows)
 
-        return grow(plan.config, root, forward, plan.guide)
+        return self.grow_tree(plan.config, root, forward, plan.guide)
 
     def learn(self, tree: DraftTree, verdict: Verdict, seconds: float) -> None:
         self.policy.learn(tree, verdict, seconds)

@@ -19,7 +19,7 @@ from secondguess.drafter.model import Drafter
 from secondguess.drafter.passes import Pairs, Passes, Round
 from secondguess.engine.slots import SlotCache
 from secondguess.engine.speculate import Accepted, Roots
-from secondguess.tree.grow import grow
+from secondguess.kernels.grow import grower
 from secondguess.tree.rows import Root
 from secondguess.types import DraftTree, Verdict
 
@@ -53,6 +53,7 @@ class EagleSpeculator(Passes[SlotCache]):
         shapes = [(c.num_key_value_heads, c.head_dim)] * c.num_layers
         cache = SlotCache(num_slots, num_columns + extra, shapes, weight.dtype, weight.device)
         super().__init__(drafter, config, cache)
+        self.grow_tree = grower(config, weight.device)
         self.num_steps = config.num_steps
         self.slots: dict[int, Slot] = {}
 
@@ -106,7 +107,7 @@ class EagleSpeculator(Passes[SlotCache]):
 
     def grow(self, begin: Begin) -> DraftTree:
         root, round_ = self.start(begin)
-        return grow(self.config, root, round_.forward)
+        return self.grow_tree(self.config, root, round_.forward, None)
 
     def start(self, begin: Begin) -> tuple[Root, Round]:
         round_ = Round(self, begin.pairs, self.extend(begin.pairs), begin.noise_RDV)

@@ -14,8 +14,9 @@ from pathlib import Path
 from secondguess.atomic import replacing
 from secondguess.cache import cache_dir
 
-SOURCE = Path(__file__).with_name("decoder.c")  # and what it includes
-SOURCES = (SOURCE, SOURCE.with_name("linear.c"))
+FOLDER = Path(__file__).parent
+COMPILED = (FOLDER / "decoder.c", FOLDER / "grow.c")
+SOURCES = (*COMPILED, FOLDER / "linear.c")  # and what they include
 # OpenMP's workers are torch's: the loader takes the library of this name that torch has brought already.
 FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fopenmp", "-fPIC", "-shared")
 
@@ -58,14 +59,13 @@ def _key(compiler: str) -> str:
 
 def _compile(compiler: str, path: Path) -> None:
     try:
-        done = subprocess.run(
-            [*compiler.split(), *FLAGS, str(SOURCE), "-o", str(path)], capture_output=True, text=True, check=False
-        )
+        command = [*compiler.split(), *FLAGS, *map(str, COMPILED), "-o", str(path)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError as error:
         raise BuildError(f"the C compiler {compiler} does not start: {error.strerror}") from error
     if done.returncode:
         said = (done.stderr.strip().splitlines() or ["no message"])[0]
-        raise BuildError(f"{compiler} cannot compile {SOURCE.name}: {said}")
+        raise BuildError(f"{compiler} cannot compile our C code: {said}")
 
 
 def _declare(path: Path) -> ctypes.CDLL:
@@ -78,6 +78,12 @@ def _declare(path: Path) -> ctypes.CDLL:
     lib.linear.restype = None
     lib.block_size.restype = lib.lanes.restype = lib.scratch_size.restype = size
     lib.scratch_size.argtypes = [size] * 6
+    lib.grow_plant.argtypes = [*[pointer] * 5, size]
+    lib.grow_lay.argtypes = [pointer, pointer, ctypes.c_float, size, size]
+    lib.grow_absorb.argtypes = [*[pointer] * 5, size]
+    lib.grow_cut.argtypes = [pointer, pointer, size, *[pointer] * 6]
+    for name in ("plant", "lay", "absorb", "cut"):
+        getattr(lib, f"grow_{name}").restype = None
     lib.run_layers.argtypes = [pointer, pointer, size, pointer]
     lib.run_layers.restype = None
     return lib
