@@ -106,7 +106,7 @@ def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
         with pytest.raises(build.BuildError, match="no-such-compiler does not start"):
             build.library()
         monkeypatch.setenv("CC", "false")
-        with pytest.raises(build.BuildError, match=r"false cannot compile decoder\.c"):
+        with pytest.raises(build.BuildError, match="false cannot compile our C code"):
             build.library()
         assert not list((tmp_path / "kernels").iterdir())
         (tmp_path / "file").touch()
