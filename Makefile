@@ -1,5 +1,8 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow check bench docs clients sglang
+BENCH_PERF := smollm2-135m --method ar,eagle3.1:budget=3,num_steps=3,pr:budget=3,num_steps=3 --peers installed \
+	--tasks gsm8k,mt_bench,humaneval --limit 10 --max-new-tokens 96 --out runs/perf/bench
+
+.PHONY: help setup demo test test-slow check bench bench-perf docs clients sglang
 
 BIN := .venv/bin
 BENCH := smollm2-135m --method ar,eagle3.1,pr --tasks gsm8k,mt_bench,humaneval --limit 3 --max-new-tokens 64
@@ -26,6 +29,10 @@ check: setup ## lint, format and types
 
 bench: setup ## a small benchmark (SECONDGUESS_DATA names its data); another: make bench BENCH="TARGET --tasks FILE"
 	$(BIN)/secondguess bench $(BENCH)
+
+bench-perf: setup ## what cycles cost beside their products, then speed beside other engines (half an hour; nothing else may run)
+	$(BIN)/python scripts/perf.py runs/perf
+	$(BIN)/secondguess bench $(BENCH_PERF)
 
 docs: setup ## build the documentation site in build/site
 	@$(BIN)/python -c "import mkdocs" 2>/dev/null || $(BIN)/python -m pip install -q -c constraints.txt -e '.[docs]'

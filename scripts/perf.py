@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -69,7 +71,8 @@ def main() -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     cases = run(measure, args.target, args.dtype, [int(b) for b in args.budget.split(",")], args.rounds)
     rows = [row(case, cases) for case in cases]
-    (args.out / "perf.json").write_text(json.dumps({"record": make_record(), "rows": rows}, indent=1) + "\n")
+    record = make_record() | {"command": f"scripts/perf.py {shlex.join(sys.argv[1:])}"}
+    (args.out / "perf.json").write_text(json.dumps({"record": record, "rows": rows}, indent=1) + "\n")
     (args.out / "perf.md").write_text(table(rows))
     draw(rows, args.out / "perf.png")
     print(table(rows), end="")
@@ -173,7 +176,7 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
         axes.text(r["cycle_ms"], y, f"  {r['beside_products'][0]:.0%}", va="center")
     axes.set_xlabel("milliseconds a cycle")
     axes.margins(x=0.08)
-    axes.legend(loc="lower right")
+    figure.legend(loc="outside upper left", ncols=2, frameon=False)
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=150)
 

@@ -1,0 +1,40 @@
+"""The products of a cycle are all found, and can be computed alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import torch
+
+from secondguess import TreeConfig
+from secondguess.bench.products import Alone, recorded
+from secondguess.drafter.native import native_block
+from secondguess.drafter.speculator import EagleSpeculator
+from secondguess.engine.speculate import GREEDY, Accepted, Roots
+from secondguess.kernels.decoder import PRODUCTS
+from secondguess.target.base import causal_rows
+from secondguess.target.linear import pack_linears
+from secondguess.testing import tiny_drafter, tiny_target
+
+
+def test_products_of_a_pass_and_of_a_draft() -> None:
+    target = tiny_target("llama", dtype=torch.float32, hidden_size=64)
+    rows, cache = causal_rows(torch.tensor([0]), torch.arange(1, 6)[None]), target.new_cache(1, 16)
+    expected = target.forward(rows, cache).logits_RNV
+    with recorded() as found:
+        again = target.forward(rows, cache).logits_RNV
+    assert torch.equal(again, expected)
+    assert Counter(p.num_rows for p in found) == {5: len(PRODUCTS) * target.spec.num_layers + 1}  # and the head's
+    assert found[-1].num_inputs == target.spec.hidden_size
+
+    drafter = tiny_drafter(target)
+    drafter.native = native_block(drafter, "float32")
+    pack_linears(drafter)
+    tree = TreeConfig(budget=8, num_steps=3, grow_width=2, offer_width=2, num_reconsider=1)
+    speculator = EagleSpeculator(drafter, tree, num_slots=1, num_columns=32)
+    speculator.accept([Accepted(0, torch.tensor([5]), torch.randn(1, 3, target.spec.hidden_size))])
+    with recorded() as found:
+        speculator.draft(Roots((0,), (5,), ([3, 5],), (GREEDY,)))
+    # fuse, the layer's and the head's at the root; then twice two nodes and a second look.
+    assert Counter(p.num_rows for p in found) == {1: len(PRODUCTS) + 2, 3: 2 * (len(PRODUCTS) + 1)}
+    assert Alone(found).seconds() > 0
