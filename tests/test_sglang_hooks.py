@@ -167,7 +167,8 @@ def write_source(root: Path, drop: str = "") -> None:
     for hook in HOOKS:
         names, (owner, _, last) = [name for name in hook.names if name != drop], hook.name.rpartition(".")
         is_class = last[0].isupper()
-        body = {"reads": f"return self.{' + self.'.join(names)}", "passes": f"made({'=0, '.join(names)}=0)"}
+        attributes, keywords = "".join(f"self.{name}, " for name in names), ", ".join(f"{name}=0" for name in names)
+        body = {"reads": f"return ({attributes})", "passes": f"made({keywords})"}
         takes = ["self"] if hook.use in body else names
         method = f"def {last}({', '.join(takes)}): {body.get(hook.use, '...')}"
         lines = [f"{name}: int = 0" for name in names] if is_class else [method]
@@ -206,7 +207,7 @@ def test_it_registers_where_all_hooks_are(tmp_path: Path, stand_in: dict[str, Mo
     assert algorithm.check is check_arguments
 
 
-@pytest.mark.parametrize("name", ["topk", "bonus_tokens", "gpu_id", "verify_mask", "draft_worker", "enable_hisparse"])
+@pytest.mark.parametrize("name", ["topk", "bonus_tokens", "gpu_id", "verify_mask", "_draft_worker", "enable_hisparse"])
 def test_it_says_in_one_line_what_differs(
     name: str, tmp_path: Path, stand_in: dict[str, ModuleType], caplog: pytest.LogCaptureFixture
 ) -> None:
