@@ -135,3 +135,17 @@ def test_one_writer_per_folder(tmp_path: Path) -> None:
         pass
     with locked(tmp_path / "a"):
         pass
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--workers", "2", "--endpoint", "http://localhost"], "give --endpoint or --workers"),
+        (["--workers", "0"], "--workers must be at least 1, got 0"),
+        (["--workers", "2"], "say with --worker-gpus how many GPUs each takes"),
+        (["--worker-gpus", "1"], "--worker-gpus is for --workers"),
+    ],
+)
+def test_flags_that_do_not_go_together(flags: list[str], said: str, capsys) -> None:
+    assert main(["capture", "target", "r.jsonl", *flags]) == 2
+    assert said in capsys.readouterr().err
