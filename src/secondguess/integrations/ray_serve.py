@@ -98,20 +98,23 @@ def name_of(model: str) -> str:
 def address() -> Address | None:
     """Of Ray Serve on this cluster, None if it does not run. (None of its public functions tells.)"""
     client = _get_global_client(raise_if_no_controller_running=False)
-    return Address(*(getattr(client.http_config, of) for of in ("host", "port", "request_timeout_s"))) if client else None
+    if client is None:
+        return None
+    http = client.http_config
+    return Address(http.host, http.port, http.request_timeout_s)
 
 
-def routes() -> dict[str, str]:
+def routes() -> dict[str, str | None]:
     """By name, of the applications that are not about to end."""
     found = _get_global_client().get_serve_details()["applications"]
     return {name: about.get("route_prefix") for name, about in found.items() if about["status"] != "DELETING"}
 
 
-def check_free(name: str, routes: Mapping[str, str]) -> None:
-    """Raises UserError rather than replace another application."""
-    taken = next((other for other, route in routes.items() if route == ROUTE or other == name), None)
-    what = f"application {taken} of that cluster has the route {ROUTE} or the name {name}"
-    require(taken is None, f"{what}: end it (ray's serve.delete), or take another cluster")
+def check_free(name: str, running: Mapping[str, str | None]) -> None:
+    """Raises UserError rather than replace one of the applications that run, by name their routes."""
+    other = next((other for other, route in running.items() if route == ROUTE or other == name), None)
+    what = f"application {other} of that cluster has the route {ROUTE} or the name {name}"
+    require(other is None, f"{what}: end it (ray's serve.delete), or take another cluster")
 
 
 def wait() -> None:
