@@ -36,8 +36,8 @@ def by_workers(args: argparse.Namespace, captures: Captures, on_tokens: Callable
 
     task = Task(
         target=absolute(args.target),
-        responses=args.responses.resolve(),
-        captures=args.captures.resolve(),
+        responses=args.responses.expanduser().resolve(),
+        captures=args.captures.expanduser().resolve(),
         precision=str(captures.target.spec.dtype).removeprefix("torch."),  # what "auto" was here
         device=args.device,
         gpus=args.worker_gpus,
