@@ -122,6 +122,7 @@ def test_a_target_that_is_not_there_is_found_as_well() -> None:
 
 
 def test_ports(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("uvicorn")
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     assert take_port("127.0.0.1", 0) > 0
     assert take_port("127.0.0.1", port := free_port()) == port
@@ -153,6 +154,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
 
 @pytest.fixture
 def ray_serve(cluster: Cluster) -> ModuleType:
+    pytest.importorskip("fastapi")
     return importlib.import_module("secondguess.integrations.ray_serve")
 
 
