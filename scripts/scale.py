@@ -180,7 +180,9 @@ def plan() -> None:
         head = "requests | plain tokens/s | B = 48 | best B | EAGLE-3.1 | PR | PR pays from | drafting's share"
         show(f"Drafter on {parts} GPU(s)", head, speedups(costs))
     for limit in (0.02, 0.05):
-        head = "method | B | slots | requests/s of a replica | replicas | ms a token, median, simulated | prompts' share"
+        head = (
+            "method | B | slots | requests/s of a replica | replicas | ms a token, median, simulated | prompts' share"
+        )
         show(f"{REQUESTS:,} requests a second, {1e3 * limit:.0f} ms a token", head, replicas(gpus, model, costs, limit))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any, NoReturn
 
 from secondguess import LLM, SamplingParams
 from secondguess.engine.thread import run
@@ -29,7 +30,7 @@ def main(folder: Path, out: Path) -> None:
     target, drafter = run(load_spread, str(folder / "target"), "float64"), folder / "drafters" / "pr"
     out.write_text(json.dumps({method: decode(target, drafter, method) for method in METHODS}))
 
-    def fail(*_: object) -> None:
+    def fail(*_: Any, **__: Any) -> NoReturn:
         raise MemoryError("no room for this pass")
 
     target._pass = fail  # of this process alone, which has told the others already

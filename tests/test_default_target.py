@@ -52,7 +52,7 @@ def test_both_drafters_ship_and_are_small(target) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_prompts_up_to_the_end_of_the_context(target) -> None:
-    """Of its 8,192 positions: one prompt leaves a single one, the other twelve, where trees get smaller and then end."""
+    """Of its 8,192 positions: one prompt leaves a single one, the other twelve, where trees get smaller, then end."""
     llm = LLM(target, method="pr", others=("ar",), tree=TREE, max_batch_size=1)
     text = llm.encode("A long list of birds, one after the other: heron, wren, crane, swift, plover. " * 600)
     for length in (8191, 8180):

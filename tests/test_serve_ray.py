@@ -84,7 +84,8 @@ def arguments(*flags: str) -> argparse.Namespace:
 
 def test_paths_hold_in_other_folders(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
-    found = portable(arguments("--method", "pr:m=2,drafter=./drafters/pr", "--drafter", "drafters/eagle3.1"), TreeConfig())
+    args = arguments("--method", "pr:m=2,drafter=./drafters/pr", "--drafter", "drafters/eagle3.1")
+    found = portable(args, TreeConfig())
     assert found.target == str(folder / "target")
     assert found.drafter == str(folder / "drafters" / "eagle3.1")
     assert found.method == f"pr:m=2,drafter={folder / 'drafters' / 'pr'}"

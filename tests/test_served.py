@@ -133,10 +133,10 @@ def test_a_server_that_extracts_the_layers_of_a_drafter(tmp_path: Path) -> None:
 
 def test_a_shard_is_asked_for_at_once_and_nothing_of_it_stays(tmp_path: Path) -> None:
     """The server answers no prompt before it has all; then one of them is not what it was sent."""
-    target = tiny_target("llama", 3)
+    target, twin = tiny_target("llama", 3), tiny_target("llama", 3)  # the server catches what passes its own norm
     everybody = threading.Barrier(len(SEQUENCES), timeout=30)
     (tmp_path / "files").mkdir()
-    with server(target, tmp_path / "files", on_prompt=lambda ids: everybody.wait()) as url:
+    with server(twin, tmp_path / "files", on_prompt=lambda ids: everybody.wait()) as url:
         source = Served(url, "tiny", None, target, SEQUENCES)
         store = plan_capture(target, SEQUENCES, tmp_path / "captures")
         fill(store, source, "tiny", lambda n: None)
@@ -150,7 +150,7 @@ def test_a_shard_is_asked_for_at_once_and_nothing_of_it_stays(tmp_path: Path) ->
         else:
             time.sleep(0.5)
 
-    with server(target, tmp_path / "files", on_prompt=first_lies) as url:
+    with server(twin, tmp_path / "files", on_prompt=first_lies) as url:
         source = Served(url, "tiny", None, target, SEQUENCES)
         with pytest.raises(UserError, match="read other tokens than it was sent"):
             source.read(range(len(SEQUENCES)))
@@ -159,7 +159,7 @@ def test_a_shard_is_asked_for_at_once_and_nothing_of_it_stays(tmp_path: Path) ->
 
 @pytest.mark.timeout(60)
 def test_nothing_stays_after_ctrl_c(tmp_path: Path) -> None:
-    target, asked = tiny_target("llama", 3), threading.Event()
+    target, twin, asked = tiny_target("llama", 3), tiny_target("llama", 3), threading.Event()
 
     def slowly(ids: list[int]) -> None:
         asked.set()
@@ -172,7 +172,7 @@ def test_nothing_stays_after_ctrl_c(tmp_path: Path) -> None:
     (tmp_path / "files").mkdir()
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a worker of pytest's may have none
     try:
-        with server(target, tmp_path / "files", on_prompt=slowly) as url:
+        with server(twin, tmp_path / "files", on_prompt=slowly) as url:
             threading.Thread(target=interrupt, daemon=True).start()
             with pytest.raises(KeyboardInterrupt):
                 Served(url, "tiny", None, target, SEQUENCES).read([0, 1, 2])

@@ -37,7 +37,9 @@ def check_share(device: str, gpus: float, flag: str) -> None:
     Raises UserError if they would, or if they reserved what they do not use.
     """
     require(gpus >= 0, f"{flag} must be at least 0, got {gpus}")
-    require(gpus > 0 or device == "cpu", f"say with {flag} how many GPUs each takes (0.5: half of one), or --device cpu")
+    require(
+        gpus > 0 or device == "cpu", f"say with {flag} how many GPUs each takes (0.5: half of one), or --device cpu"
+    )
     require(gpus == 0 or device != "cpu", f"{flag} reserves GPUs, and --device cpu uses none: leave one of them out")
 
 

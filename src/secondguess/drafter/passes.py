@@ -24,7 +24,6 @@ from secondguess.target.attention import FusedAttention
 from secondguess.tree.rows import DraftRows, Offers
 from secondguess.types import Rows
 
-
 C = TypeVar("C")  # where the drafter's K/V lie
 
 

@@ -64,7 +64,7 @@ def deployed(
     if there:
         check_free(name, routes())
         if there != wanted:
-            log.warning("Ray Serve runs there already: --host, --port and --request-timeout stay as they are, %s", there)
+            log.warning("Ray Serve runs there already: its host, port and timeout stay, %s", there)
     else:
         options = {"host": wanted.host, "port": wanted.port, "request_timeout_s": wanted.request_timeout}
         serve.start(http_options=options)

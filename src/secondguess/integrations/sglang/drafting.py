@@ -19,7 +19,6 @@ from secondguess.tree.grow import grow
 from secondguess.tree.rows import Root
 from secondguess.types import DraftTree, Rows
 
-
 COPIED_BYTES = 512 * 2**20  # of K/V at once, or those of one request
 
 

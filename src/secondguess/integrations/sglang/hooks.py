@@ -113,9 +113,7 @@ HOOKS = (
         "enable_hierarchical_cache enable_unified_memory enable_hisparse enable_lmcache enable_flexkv"
         " enable_unified_cache_external_linker radix_cache_backend",
     ),
-    read(
-        f"{FIELDS}.disagg", "Disagg", "disaggregation_mode disaggregation_decode_retraction_backup enable_pdmux"
-    ),
+    read(f"{FIELDS}.disagg", "Disagg", "disaggregation_mode disaggregation_decode_retraction_backup enable_pdmux"),
     read(f"{FIELDS}.exec_", "ExecOverlap", "enable_two_batch_overlap"),
     read(f"{FIELDS}.exec_", "ExecKernel", "attention_backend prefill_attention_backend decode_attention_backend"),
     read(f"{FIELDS}.device", "Device", "device"),
