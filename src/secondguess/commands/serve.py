@@ -67,7 +67,8 @@ def run(args: argparse.Namespace) -> int:
     sock = bind(args.host, 0 if is_follower() else args.port)
     start_logging()
     app = make(args, method, tree, settings)
-    announce(args.target, *sock.getsockname()[:2], settings)
+    host, port = sock.getsockname()[:2]
+    announce(args.target, host, port, settings)
     return 0 if listen(app, sock) else 1
 
 

@@ -42,15 +42,16 @@ def base_signature(source: str, dotted: str) -> Signature | None:
 def attributes_read(source: str, dotted: str) -> Signature | None:
     """As ``signature``: the attributes of ``self`` that a method reads."""
     found = find(source, dotted)
-    return found and Signature(tuple(dict.fromkeys(of_self(found, ast.Load))))
+    return Signature(tuple(dict.fromkeys(of_self(found, ast.Load)))) if found else None
 
 
 def keywords_passed(source: str, dotted: str) -> Signature | None:
     """As ``signature``: the keywords of all calls in a function."""
     found = find(source, dotted)
-    calls = [node for node in ast.walk(found) if isinstance(node, ast.Call)] if found else []
-    names = [keyword.arg for call in calls for keyword in call.keywords if keyword.arg]
-    return found and Signature(tuple(dict.fromkeys(names)))
+    if found is None:
+        return None
+    calls = [node for node in ast.walk(found) if isinstance(node, ast.Call)]
+    return Signature(tuple(dict.fromkeys(keyword.arg for call in calls for keyword in call.keywords if keyword.arg)))
 
 
 def find(source: str, dotted: str) -> Define | None:
