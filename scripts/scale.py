@@ -84,8 +84,8 @@ def solve(wanted: float, depth: int) -> float:
 
 
 def passed(budget: int) -> float:
-    """EAGLE-3.1's probability at a budget: a depth fails less often in a larger tree, by as much as it did for our
-    default target, whose tau was 2.12, 2.30, 2.41 and 2.54 at 8, 16, 24 and 48 nodes (README.md).
+    """EAGLE-3.1's probability at a budget: a depth fails less often in a larger tree, by as much as it did in our first
+    bench of the default target, with tau 2.12, 2.30, 2.41 and 2.54 at 8, 16, 24 and 48 nodes (docs/lab.md).
     """
     return 1 - (1 - solve(TAU_24, STEPS)) * (1 + 0.125 * log(24 / budget))
 
@@ -164,6 +164,7 @@ def replicas(gpus: Gpus, model: Model, costs: CostModel, limit: float) -> Iterat
             f"{rate:.1f}",
             f"{ceil(REQUESTS / (0.9 * rate))}",
             f"{1e3 * per_token[len(per_token) // 2]:.0f}",
+            f"{prefill * rate:.0%}",
         ]
 
 
@@ -179,7 +180,9 @@ def plan() -> None:
         head = "requests | plain tokens/s | B = 48 | best B | EAGLE-3.1 | PR | PR pays from | drafting's share"
         show(f"Drafter on {parts} GPU(s)", head, speedups(costs))
     for limit in (0.02, 0.05):
-        head = "method | B | slots | requests/s of a replica | replicas | ms a token, median, simulated"
+        head = (
+            "method | B | slots | requests/s of a replica | replicas | ms a token, median, simulated | prompts' share"
+        )
         show(f"{REQUESTS:,} requests a second, {1e3 * limit:.0f} ms a token", head, replicas(gpus, model, costs, limit))
 
 

@@ -25,9 +25,12 @@ from secondguess import LLM, SamplingParams
 from secondguess.bench.simulate import Drafting, Job, Replica, simulate
 from secondguess.commands.record import make_record, write_json
 from secondguess.config import TreeConfig
+from secondguess.drafter.checkpoint import weights_digest
 from secondguess.drafter.cost_file import find_costs
+from secondguess.drafter.shipped import find_drafter
 from secondguess.engine.costs import CostModel, Curve
 from secondguess.engine.thread import run
+from secondguess.machine import describe
 from secondguess.methods import open_drafter, parse_method
 from secondguess.target.hf import HFTarget
 from secondguess.types import Output
@@ -99,16 +102,28 @@ def compare(case: Case, costs: CostModel, rounds: Sequence[dict[str, Any]]) -> d
     return asdict(case) | found | {"close": abs(simulated / took - 1) <= CLOSE}
 
 
+def made_of(target: HFTarget, case: Case, number: int) -> dict[str, Any]:
+    """All that a round depends on, but for the code: it is kept under this."""
+    drafts = case.method != "ar"
+    return asdict(case) | {
+        "target": target.fingerprint,
+        "drafter": weights_digest(find_drafter(None, case.method, target.embedding)) if drafts else None,
+        "machine": describe(),
+        "tree": asdict(TREE),
+        "max_tokens": MAX_TOKENS,
+        "prompts": prompts(),
+        "round": number,
+    }
+
+
 def check(target: HFTarget, kept: Kept) -> Iterator[dict[str, Any]]:
     """A row for each case. Raises TimeIsUp."""
     method = parse_method("pr", TREE)
     costs = run(lambda: find_costs(target, open_drafter(method, target, None), method.tree, max(SLOTS)))
-    settings = {"target": target.fingerprint, "tree": asdict(TREE), "max_tokens": MAX_TOKENS, "prompts": prompts()}
     rounds: dict[Case, list[dict[str, Any]]] = {case: [] for case in CASES}
     for i in range(ROUNDS):
         for case in CASES:
-            made_of = settings | asdict(case) | {"round": i}
-            rounds[case].append(kept(made_of, partial(measure, target, case)))
+            rounds[case].append(kept(made_of(target, case, i), partial(measure, target, case)))
     for case in CASES:
         yield compare(case, costs, rounds[case])
 

@@ -1,4 +1,7 @@
-"""vLLM's example connector for a machine without a GPU, whose copies need no stream. Loaded by ``test_served``."""
+"""vLLM's example connector for a machine without a GPU: it copies on a CUDA stream. Loaded by ``test_served``.
+
+So the writing is ours: to the same file, under the same lock. What vLLM extracts and how it tells is vLLM's.
+"""
 
 from __future__ import annotations
 

@@ -68,6 +68,9 @@ class BaseSpecWorker:
     ) -> None:
         self.req_to_token_pool, self.token_to_kv_pool_allocator = req_to_token_pool, token_to_kv_pool_allocator
 
+    def init_attention_backends(self) -> None:
+        pass
+
 
 @dataclass
 class EagleDraftInput:
@@ -133,7 +136,9 @@ class TargetWorker:
         spec = target.spec
         weight = torch.cat([target.embedding, torch.ones(PADDING, spec.hidden_size, dtype=spec.dtype)])
         self.model_runner = SimpleNamespace(
-            model=SimpleNamespace(get_embed_and_head=lambda: (weight, None)),
+            model=SimpleNamespace(
+                get_embed_and_head=lambda: (weight, None), model=SimpleNamespace(layers_to_capture=[2, 4, 5])
+            ),
             model_config=SimpleNamespace(
                 num_hidden_layers=spec.num_layers, vocab_size=spec.vocab_size, is_multimodal=False
             ),

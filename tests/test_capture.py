@@ -6,8 +6,11 @@ import json
 import platform
 import random
 import shutil
+import sys
 from collections import namedtuple
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -135,3 +138,39 @@ def test_one_writer_per_folder(tmp_path: Path) -> None:
         pass
     with locked(tmp_path / "a"):
         pass
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--workers", "2", "--endpoint", "http://localhost"], "give --endpoint or --workers"),
+        (["--workers", "0"], "--workers must be at least 1, got 0"),
+        (["--workers", "2"], "say with --worker-gpus how many GPUs each takes"),
+        (["--worker-gpus", "1"], "--worker-gpus is for --workers"),
+    ],
+)
+def test_flags_that_do_not_go_together(flags: list[str], said: str, capsys) -> None:
+    assert main(["capture", "target", "r.jsonl", *flags]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_workers_are_told_what_holds_on_any_machine(
+    target_folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a stand-in for the module that needs Ray."""
+    told = list[Any]()
+    workers: Any = ModuleType("secondguess.integrations.ray_capture")
+    workers.Task = lambda **task: task
+    workers.fill_with_workers = lambda task, shards, num_workers, on_tokens: told.append((task, shards, num_workers))
+    monkeypatch.setitem(sys.modules, workers.__name__, workers)
+    monkeypatch.setattr("secondguess.commands.capture.find_spec", lambda name: name)
+    monkeypatch.chdir(Path(target_folder).parent)
+    responses = write_responses(tmp_path / "r.jsonl", [12] * 20)
+    flags = ["--captures", "c", "--workers", "2", "--device", "cpu", "--precision", "auto"]
+    assert main(["capture", Path(target_folder).name, responses, *flags]) == 0
+    [(task, shards, num_workers)] = told
+    assert (shards, num_workers) == ([0], 2)
+    assert task["target"] == str(Path(target_folder).resolve())
+    assert task["captures"] == (Path(target_folder).parent / "c").resolve()
+    assert (task["device"], task["gpus"]) == ("cpu", 0)
+    assert task["precision"] in ("float32", "bfloat16"), "the same everywhere: shards are named by it"

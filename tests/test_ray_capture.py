@@ -17,18 +17,13 @@ from test_capture import write_responses
 from tiny_folder import save_tiny
 
 
-def test_flags_that_do_not_go_together(capsys) -> None:
-    assert main(["capture", "target", "r.jsonl", "--workers", "2", "--endpoint", "http://localhost"]) == 2
-    assert "give --endpoint or --workers" in capsys.readouterr().err
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_workers_make_the_shards_of_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)  # on a cluster of its own
     folder = save_tiny(tmp_path)
     responses = write_responses(tmp_path / "r.jsonl", [1000] * 150)
-    flags = ["--captures", str(tmp_path / "many"), "--precision", "float32", "--workers", "2"]
+    flags = ["--captures", str(tmp_path / "many"), "--precision", "float32", "--device", "cpu", "--workers", "2"]
     assert main(["capture", str(folder / "target"), responses, *flags, "--json", str(tmp_path / "made.json")]) == 0
     [row] = json.loads((tmp_path / "made.json").read_text())["rows"]
     assert (row["missing"], row["shards"]) == (0, 3)

@@ -25,26 +25,10 @@ from openai import OpenAI
 
 from ports import free_port
 from secondguess import LLM, SamplingParams
-from secondguess.cli import main
-from secondguess.errors import UserError
-from secondguess.server.replicas import Replicas
 
 REPLICA = b"ray::ServeReplica:secondguess"
 BODY = {"model": "target", "prompt": "hello", "max_tokens": 64, "seed": 7, "temperature": 1.0}
 MORE = {"ignore_eos": True}
-
-
-def test_numbers_of_replicas() -> None:
-    assert Replicas(replicas=2).sizes(8) == {"num_replicas": 2}
-    scaling = {"min_replicas": 1, "max_replicas": 4, "target_ongoing_requests": 8}
-    assert Replicas(max_replicas=4).sizes(8) == {"autoscaling_config": scaling}
-    with pytest.raises(UserError, match="max_replicas must be at least 3, got 2"):
-        Replicas(replicas=3, max_replicas=2)
-
-
-def test_replicas_without_ray_are_refused(capsys) -> None:
-    assert main(["serve", "smollm2-135m", "--replicas", "2"]) == 2
-    assert "settings of replicas are for --ray" in capsys.readouterr().err
 
 
 @contextmanager
@@ -66,7 +50,8 @@ def url(folder: Path) -> Iterator[str]:
     port, ray_port = free_port(), free_port()
     head = [str(Path(sys.executable).with_name("ray")), "start", "--head", "--block", "--include-dashboard=false"]
     models = ["target", "--drafter", "drafters/pr", "--served-model-name", "target", "--max-batch-size", "2"]
-    flags = ["--port", str(port), "--ray", "--replicas", "2", "--replica-cpus", "0.1", "--drain-timeout", "5"]
+    flags = ["--port", str(port), "--ray", "--device", "cpu", "--replicas", "2"]
+    flags += ["--replica-cpus", "0.1", "--drain-timeout", "5"]
     serve, cluster = [sys.executable, "-m", "secondguess", "serve", *models, *flags], f"127.0.0.1:{ray_port}"
     known = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}  # to this cluster and its clients
     with process([*head, "--num-cpus=2", "--node-ip-address=127.0.0.1", f"--port={ray_port}"], folder, **known):

@@ -15,7 +15,10 @@ import pytest
 
 from secondguess.bench.simulate import Drafting
 from secondguess.drafter import shipped, stopwatch
+from secondguess.drafter.checkpoint import weights_digest
 from secondguess.engine.costs import CostModel, Curve
+from secondguess.machine import describe
+from secondguess.target.load import load_target
 from tiny_folder import save_tiny
 
 SCRIPTS = Path(__file__).parent.parent / "scripts"
@@ -127,6 +130,23 @@ def test_the_simulation_is_compared_with_the_best_round(load: Load) -> None:
     drafting = check.Case("pr", 1).drafting
     assert drafting == Drafting(3, 3, 9)
     assert check.Case("ar", 1).drafting == Drafting()
+
+
+def test_a_round_is_of_one_drafter_and_one_machine(load: Load, tiny: Path) -> None:
+    check, target = load("scale_check"), load_target(str(tiny / "target"))
+    rounds = {method: check.made_of(target, check.Case(method, 1), 0) for method in check.METHODS}
+    folders = {"ar": None, "eagle3.1": tiny / "drafters" / "eagle3.1", "pr": tiny / "drafters" / "pr"}
+    for method, folder in folders.items():
+        assert rounds[method]["drafter"] == (folder and weights_digest(folder))
+        assert rounds[method]["machine"] == describe()
+
+
+def test_the_plan_prints_what_prompts_take(load: Load) -> None:
+    scale = load("scale")
+    gpus, model = scale.Gpus(), scale.Model()
+    rows = list(scale.replicas(gpus, model, scale.cost_model(gpus, model, scale.DrafterShape(parts=8)), 0.02))
+    assert [row[0] for row in rows] == ["plain", "EAGLE-3.1", "PR"]
+    assert [row[-1] for row in rows] == ["36%", "69%", "69%"]
 
 
 def test_every_case_is_measured_and_simulated(

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -51,12 +52,23 @@ def raw_states(target: HFTarget, ids: list[int], layers: Sequence[int]) -> torch
 
 
 @contextmanager
-def server(target: HFTarget, folder: Path, extracts: bool = True, layers: Sequence[int] = EAGLE3) -> Iterator[str]:
+def server(
+    target: HFTarget,
+    folder: Path,
+    extracts: bool = True,
+    layers: Sequence[int] = EAGLE3,
+    on_prompt: Callable[[list[int]], object] = lambda ids: None,
+) -> Iterator[str]:
+    one_at_a_time = threading.Lock()
+
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             ids = json.loads(self.rfile.read(int(self.headers["content-length"])))["prompt"]
+            on_prompt(ids)
             path = folder / f"{threading.get_ident()}-{time.monotonic_ns()}.safetensors"
-            save_file({"hidden_states": raw_states(target, ids, layers), "token_ids": torch.tensor(ids)}, path)
+            with one_at_a_time:
+                states = raw_states(target, ids, layers)
+            save_file({"hidden_states": states, "token_ids": torch.tensor(ids)}, path)
             path.with_name(path.name + ".lock").touch()
             said = {"kv_transfer_params": {"hidden_states_path": str(path)} if extracts else None}
             body = json.dumps(said).encode()
@@ -117,6 +129,56 @@ def test_a_server_that_extracts_the_layers_of_a_drafter(tmp_path: Path) -> None:
         source.check()
         [ours], [theirs] = source.read([2]), Live(target, SEQUENCES, own).read([2])
     torch.testing.assert_close(ours.hidden_TKH, theirs.hidden_TKH)
+
+
+def test_a_shard_is_asked_for_at_once_and_nothing_of_it_stays(tmp_path: Path) -> None:
+    """The server answers no prompt before it has all; then one of them is not what it was sent."""
+    target, twin = tiny_target("llama", 3), tiny_target("llama", 3)  # the server catches what passes its own norm
+    everybody = threading.Barrier(len(SEQUENCES), timeout=30)
+    (tmp_path / "files").mkdir()
+    with server(twin, tmp_path / "files", on_prompt=lambda ids: everybody.wait()) as url:
+        source = Served(url, "tiny", None, target, SEQUENCES)
+        store = plan_capture(target, SEQUENCES, tmp_path / "captures")
+        fill(store, source, "tiny", lambda n: None)
+    assert not store.missing
+
+    def first_lies(ids: list[int]) -> None:
+        """The others are on their way when it is found out."""
+        everybody.wait()
+        if ids == list(SEQUENCES[0]):
+            ids[0] += 1
+        else:
+            time.sleep(0.5)
+
+    with server(twin, tmp_path / "files", on_prompt=first_lies) as url:
+        source = Served(url, "tiny", None, target, SEQUENCES)
+        with pytest.raises(UserError, match="read other tokens than it was sent"):
+            source.read(range(len(SEQUENCES)))
+        assert not list((tmp_path / "files").iterdir())
+
+
+@pytest.mark.timeout(60)
+def test_nothing_stays_after_ctrl_c(tmp_path: Path) -> None:
+    target, twin, asked = tiny_target("llama", 3), tiny_target("llama", 3), threading.Event()
+
+    def slowly(ids: list[int]) -> None:
+        asked.set()
+        time.sleep(1)
+
+    def interrupt() -> None:
+        asked.wait(30)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    (tmp_path / "files").mkdir()
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a worker of pytest's may have none
+    try:
+        with server(twin, tmp_path / "files", on_prompt=slowly) as url:
+            threading.Thread(target=interrupt, daemon=True).start()
+            with pytest.raises(KeyboardInterrupt):
+                Served(url, "tiny", None, target, SEQUENCES).read([0, 1, 2])
+            assert not list((tmp_path / "files").iterdir())
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 VLLM = cache_dir() / "peers" / "vllm" / "bin" / "python"

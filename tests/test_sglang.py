@@ -31,6 +31,7 @@ from secondguess.drafter.speculator import EagleSpeculator
 from secondguess.engine.cycle import verify_rows
 from secondguess.engine.speculate import GREEDY, Accepted, Roots
 from secondguess.errors import UserError
+from secondguess.integrations.sglang import drafting as sglang_drafting
 from secondguess.integrations.sglang.drafting import Places, TreeDrafting
 from secondguess.integrations.sglang.form import full_mask, tree_form, tree_mask
 from secondguess.integrations.sglang.located import LocatedCache
@@ -124,7 +125,8 @@ def test_the_cache_reads_what_lies_at_a_requests_places() -> None:
         visible_RNW=torch.ones(2, 2, 4, dtype=torch.bool),
         column_positions_RW=torch.arange(4).expand(2, -1),
     )
-    k_RGWD, v_RGWD = cache.write(0, rows, new_RGND, new_RGND + 0.5)
+    cache.store(0, rows, new_RGND, new_RGND + 0.5)
+    k_RGWD, v_RGWD = cache.read(0, cache.places(slots_R, torch.arange(4).expand(2, -1)))
     assert k_RGWD[:, 0, :, 0].tolist() == [[7, 3, 100, 101], [7, 3, 200, 201]]
     assert v_RGWD[:, 0, :, 0].tolist() == [[7, 3, 100.5, 101.5], [7, 3, 200.5, 201.5]]
     assert cache.layers[0][0, :8, 0, 0].tolist() == [0, 1, 2, 3, 4, 100, 6, 7], "place 6 is not this batch's to write"
@@ -177,6 +179,30 @@ def test_padding_is_read_into_scratch() -> None:
     drafting.read(at, tokens_RE, taps_RETH, torch.tensor([1, 4]))
     written = drafting.cache.layers[0][0, :21].flatten(1).any(1).nonzero()[:, 0].tolist()
     assert written == [1, 16, 17, 18, 19]
+
+
+@pytest.mark.parametrize(("most", "at_once"), [(1, {1}), (2 * 18 * 256, {1, 2, 3}), (2**20, {3})])
+def test_kv_are_copied_for_few_requests_at_a_time(most: int, at_once: set[int], monkeypatch) -> None:
+    """A place of this drafter's takes 256 bytes: K and V of two heads of 8 in float64. Passes see 12 to 18 columns."""
+    config = TreeConfig(budget=6, num_steps=3, grow_width=2, offer_width=2, num_reconsider=1)
+    table_SP, generator = torch.arange(1, 61, dtype=torch.int32).view(3, 20), torch.Generator().manual_seed(0)
+    tokens_RE = torch.randint(1, 64, (3, 12), generator=generator)
+    taps_RETH = torch.randn(3, 12, 3, 32, generator=generator, dtype=torch.float64)
+    slots_R, lengths_R, copied = torch.tensor([2, 0, 1]), torch.tensor([12, 4, 9]), set[int]()
+
+    def draft(drafting: TreeDrafting) -> DraftTree:
+        start = Places(slots_R, torch.zeros_like(slots_R), 0)
+        features_RH = drafting.read(start, tokens_RE, taps_RETH, lengths_R)
+        return drafting.draft(Places(slots_R, lengths_R, 12), tokens_RE[:, 0], features_RH)
+
+    expected = draft(TreeDrafting(tiny_drafter(llama()), config, table_SP, 61))
+    few = TreeDrafting(tiny_drafter(llama()), config, table_SP, 61)
+    read = few.cache.read
+    monkeypatch.setattr(sglang_drafting, "COPIED_BYTES", most)
+    monkeypatch.setattr(few.cache, "read", lambda layer, places: copied.add(len(places)) or read(layer, places))
+    same_trees(draft(few), expected)
+    assert few.cache.bytes_of_place(0) == 256
+    assert copied == at_once
 
 
 # The worker --------------------------------------------------------------------------------------------------------
@@ -380,3 +406,12 @@ def test_a_drafter_that_does_not_fit_is_refused(
 ) -> None:
     with pytest.raises(UserError, match=said):
         make_worker(worker_module, target, folder / "drafters" / name)
+
+
+def test_other_taps_than_eagle3s_are_refused(folder: Path, target: HFTarget, worker_module: ModuleType) -> None:
+    """SGLang chooses them when it makes its attention backends, after the worker is there."""
+    worker = make_worker(worker_module, target, folder / "drafters" / "pr")
+    worker.init_attention_backends()
+    worker.target_worker.model_runner.model.model.layers_to_capture = [1, 4, 7]
+    with pytest.raises(UserError, match=r"taps the inputs of layers \[1, 4, 7\], and the drafter reads \[2, 4, 5\]"):
+        worker.init_attention_backends()

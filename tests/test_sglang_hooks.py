@@ -19,13 +19,20 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 import fake_sglang
 from secondguess.errors import UserError
 from secondguess.integrations import sglang as plugin
 from secondguess.integrations.sglang.arguments import check_arguments, fill_arguments, method_of
 from secondguess.integrations.sglang.hooks import HOOKS, RELEASE, Hook, complaints, source_of
-from secondguess.integrations.sglang.signatures import Signature, signature
+from secondguess.integrations.sglang.signatures import (
+    Signature,
+    attributes_read,
+    base_signature,
+    keywords_passed,
+    signature,
+)
 
 ROOT = Path(__file__).parent.parent
 SNAPSHOT = Path(__file__).with_name("sglang_signatures.json")
@@ -43,7 +50,7 @@ def snapshot_of(root: Any) -> dict[str, str]:
         known = source_of(root)(hook)
         assert known, key(hook)
         required = () if hook.use == "read" else known.required
-        matter = known.names if hook.use == "overridden" else (*hook.names, *required)
+        matter = known.names if hook.use in ("overridden", "passes") else (*hook.names, *required)
         found[key(hook)] = " ".join(name + "*" * (name in required) for name in known.names if name in matter)
     return found
 
@@ -87,6 +94,21 @@ class Input:
     steps: int = 0
 
 def load(cls, path): ...
+
+class Worker(ABC):
+    @property
+    def target(self):
+        return self._target.model
+
+    @abstractmethod
+    def draft(self): ...
+
+    @abc.abstractmethod
+    async def extend(self): ...
+
+    def make(self, kind):
+        given = dict(size=1, device=self.device)
+        return kind(**given, seed=2)
 """
 
 
@@ -106,9 +128,17 @@ def test_signatures_are_read_from_text(name: str, names: str, required: str) -> 
     assert (found.names, found.required) == (tuple(names.split()), tuple(required.split()))
 
 
+def test_what_is_read_of_an_object_and_passed_to_others() -> None:
+    assert attributes_read(SOURCE, "Worker.target") == Signature(("_target",))
+    assert attributes_read(SOURCE, "Worker.make") == Signature(("device",))
+    assert keywords_passed(SOURCE, "Worker.make") == Signature(("size", "device", "seed"))
+    assert base_signature(SOURCE, "Worker") == Signature(("target", "draft", "extend", "make"), ("draft", "extend"))
+
+
+@pytest.mark.parametrize("look", [signature, base_signature, attributes_read, keywords_passed])
 @pytest.mark.parametrize("name", ["nothing", "Base.nothing", "load.path"])
-def test_what_is_not_there_has_no_signature(name: str) -> None:
-    assert signature(SOURCE, name) is None
+def test_what_is_not_there_has_no_signature(name: str, look: Any) -> None:
+    assert look(SOURCE, name) is None
 
 
 def test_complaints_name_what_differs() -> None:
@@ -121,6 +151,10 @@ def test_complaints_name_what_differs() -> None:
     assert overridden.complaint(found) == "run (sglang.verify) now takes topk"
     assert Hook("read", "sglang.verify", "Run", ("topk",)).complaint(found) == ""
     assert Hook("read", "sglang.verify", "Run", ("x",)).complaint(found) == "Run (sglang.verify) no longer has x"
+    derived = Hook("derived", "sglang.verify", "Base", ("batch",))
+    assert derived.complaint(found) == "Base (sglang.verify) now has pages", "a new abstract method"
+    assert Hook("reads", "sglang.verify", "Base.run", ("x",)).complaint(found).endswith("no longer reads x")
+    assert Hook("passes", "sglang.verify", "run", ("batch", "pages")).complaint(found).endswith("now passes topk")
     assert called.complaint(None) == "sglang.verify has no run"
 
 
@@ -133,7 +167,11 @@ def write_source(root: Path, drop: str = "") -> None:
     for hook in HOOKS:
         names, (owner, _, last) = [name for name in hook.names if name != drop], hook.name.rpartition(".")
         is_class = last[0].isupper()
-        lines = [f"{name}: int = 0" for name in names] if is_class else [f"def {last}({', '.join(names)}): ..."]
+        attributes, keywords = "".join(f"self.{name}, " for name in names), ", ".join(f"{name}=0" for name in names)
+        body = {"reads": f"return ({attributes})", "passes": f"made({keywords})"}
+        takes = ["self"] if hook.use in body else names
+        method = f"def {last}({', '.join(takes)}): {body.get(hook.use, '...')}"
+        lines = [f"{name}: int = 0" for name in names] if is_class else [method]
         bodies.setdefault((hook.file, last if is_class else owner), []).extend(lines)
     for (file, owner), lines in bodies.items():
         path, indent = root / file, "    " * bool(owner)
@@ -169,7 +207,7 @@ def test_it_registers_where_all_hooks_are(tmp_path: Path, stand_in: dict[str, Mo
     assert algorithm.check is check_arguments
 
 
-@pytest.mark.parametrize("name", ["topk", "bonus_tokens", "grammar_barrier", "verify_mask", "enable_hisparse"])
+@pytest.mark.parametrize("name", ["topk", "bonus_tokens", "gpu_id", "verify_mask", "_draft_worker", "enable_hisparse"])
 def test_it_says_in_one_line_what_differs(
     name: str, tmp_path: Path, stand_in: dict[str, ModuleType], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -181,6 +219,15 @@ def test_it_says_in_one_line_what_differs(
     assert name in said
     assert "\n" not in said
     assert fake_sglang.SpeculativeAlgorithm.known == {}
+
+
+def test_where_there_is_no_source_it_says_so(
+    stand_in: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for found in (None, SimpleNamespace(origin=None)):
+        monkeypatch.setattr(plugin, "find_spec", lambda name, found=found: found)
+        plugin.register()
+    assert [said.endswith("its source is not to be found") for said in caplog.messages] == [True, True]
 
 
 def test_sglang_finds_it() -> None:
@@ -204,25 +251,38 @@ def arguments(**changes: Any) -> SimpleNamespace:
         "enable_hierarchical_cache": False,
         "enable_unified_memory": False,
         "enable_hisparse": False,
+        "enable_lmcache": False,
+        "enable_flexkv": False,
+        "enable_unified_cache_external_linker": False,
+        "radix_cache_backend": None,
+        "disaggregation_decode_retraction_backup": None,
         "enable_pdmux": False,
         "enable_two_batch_overlap": False,
         "speculative_adaptive": False,
         "speculative_use_rejection_sampling": False,
+        "speculative_accept_threshold_single": 1.0,
+        "speculative_accept_threshold_acc": 1.0,
+        "speculative_token_map": None,
+        "speculative_draft_load_format": None,
+        "speculative_draft_attention_backend": None,
         "speculative_draft_model_path": "drafter",
         "speculative_num_steps": None,
         "speculative_eagle_topk": None,
         "speculative_num_draft_tokens": None,
         "attention_backend": "fa3",
-        "page_size": None,
+        "prefill_attention_backend": None,
+        "decode_attention_backend": None,
         "max_running_requests": None,
     }
     return SimpleNamespace(**given | changes)
 
 
-def test_arguments_are_filled_in() -> None:
+def test_arguments_are_filled_in(caplog: pytest.LogCaptureFixture) -> None:
     check_arguments(arguments())
     filled = arguments()
     fill_arguments(filled)
+    said = "PR: method pr, 49 draft tokens with the root in 8 steps, at most 48 requests; no overlap, no mixed chunks"
+    assert caplog.messages == [said]
     assert (filled.speculative_num_steps, filled.speculative_num_draft_tokens) == (8, 49)
     assert filled.speculative_eagle_topk == 2
     assert filled.disable_overlap_schedule is True
@@ -233,13 +293,28 @@ def test_arguments_are_filled_in() -> None:
     assert (given.speculative_num_steps, given.speculative_num_draft_tokens, given.max_running_requests) == (4, 13, 7)
 
 
-def test_the_methods_settings_come_before_sglangs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_come_from_the_method_and_from_sglang(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SECONDGUESS_METHOD", "pr:budget=24,m=2,offer_width=4")
-    filled = arguments(speculative_num_draft_tokens=13, speculative_num_steps=5)
+    filled = arguments(speculative_num_draft_tokens=25, speculative_num_steps=5)
     fill_arguments(filled)
     assert (filled.speculative_num_draft_tokens, filled.speculative_num_steps) == (25, 5)
     tree = method_of(filled.speculative_num_steps, filled.speculative_num_draft_tokens).tree
     assert (tree.budget, tree.num_steps, tree.num_reconsider, tree.offer_width) == (24, 5, 2, 4)
+
+
+@pytest.mark.parametrize(
+    ("steps", "nodes", "said"),
+    [
+        (None, 13, "--speculative-num-draft-tokens is 13, and SECONDGUESS_METHOD makes it 25: leave one of them out"),
+        (8, None, "--speculative-num-steps is 8, and SECONDGUESS_METHOD makes it 5: leave one of them out"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(
+    steps: int | None, nodes: int | None, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SECONDGUESS_METHOD", "pr:budget=24,num_steps=5")
+    with pytest.raises(UserError, match=said):
+        method_of(steps, nodes)
 
 
 @pytest.mark.parametrize(
@@ -251,12 +326,31 @@ def test_the_methods_settings_come_before_sglangs(monkeypatch: pytest.MonkeyPatc
         ({"enable_hierarchical_cache": True}, "--enable-hierarchical-cache to be False"),
         ({"speculative_draft_model_path": None}, "needs --speculative-draft-model-path"),
         ({"speculative_eagle_topk": 6}, "leave --speculative-eagle-topk out"),
-        ({"page_size": 64, "attention_backend": "trtllm_mha"}, "--attention-backend must be flashinfer, fa3, triton"),
+        ({"attention_backend": "trtllm_mha"}, "must be flashinfer, fa3, triton for PR, got trtllm_mha to prefill"),
+        ({"prefill_attention_backend": "fa4"}, "got fa4 to prefill: others do not read the tree's mask"),
+        ({"decode_attention_backend": "flashmla"}, "got flashmla to decode"),
+        ({"enable_lmcache": True}, "--enable-lmcache to be False"),
+        ({"enable_unified_cache_external_linker": True}, "--enable-unified-cache-external-linker to be False"),
+        ({"disaggregation_decode_retraction_backup": "host_pool"}, "decode-retraction-backup not to be 'host_pool'"),
+        ({"speculative_accept_threshold_acc": 0.9}, "--speculative-accept-threshold-acc to be 1.0, got 0.9"),
+        ({"speculative_token_map": "map.pt"}, "--speculative-token-map to be None, got 'map.pt': it is for drafts of"),
     ],
 )
 def test_arguments_that_cannot_be_honoured_are_refused(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(UserError, match=said):
         check_arguments(arguments(**changes))
+
+
+def test_backends_of_both_kinds_stand_in_for_the_one_of_all() -> None:
+    both = {"prefill_attention_backend": "fa3", "decode_attention_backend": "triton"}
+    check_arguments(arguments(attention_backend="fa4", **both))
+
+
+def test_amds_devices_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their device is "cuda", too, and there SGLang takes the best token whatever the temperature."""
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    with pytest.raises(UserError, match="on AMD SGLang verifies as if temperature were 0"):
+        check_arguments(arguments())
 
 
 def test_places_that_would_grow_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -272,6 +366,7 @@ def test_places_that_would_grow_are_refused(monkeypatch: pytest.MonkeyPatch) -> 
         ("pr:budget=auto", "with a budget that is a number"),
         ("pr:coupled=true", "coupled needs our noise"),
         ("pr:merge=append", "siblings of distinct tokens"),
+        ("pr:drafter=other", "SGLang names the drafter, with --speculative-draft-model-path"),
         ("pr:budget=4", "a tree of 4 nodes cannot be 8 deep"),
         ("prr", "unknown method 'prr'"),
     ],

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from transformers import LlamaConfig
 
 from secondguess.cli import main
 from secondguess.errors import UserError
-from secondguess.target.spread import check_shares, load_spread
+from secondguess.target.load import load_target
+from secondguess.target.spread import WORKS, Work, check_shares, load_spread
+from target_in_parts import METHODS, decode
 from tiny_folder import save_tiny
 
-TWO = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "secondguess")
+START = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+TWO = (*START, "-m", "secondguess")
+PARTS = Path(__file__).with_name("target_in_parts.py")
 
 
 def command(folder: Path, out: Path) -> list[str]:
@@ -41,6 +46,24 @@ def test_two_processes_write_what_one_writes(family: str, tmp_path: Path) -> Non
     for one, two in zip(ours, theirs, strict=True):
         assert two["token_ids"] == one["token_ids"], one["method"]
         assert two["stats"]["num_cycles"] == one["stats"]["num_cycles"]
+
+
+def test_batches_and_budget_auto_are_as_in_one_process_and_an_error_ends_all(folder: Path, tmp_path: Path) -> None:
+    """The first process fails in a pass that the other has begun, and would wait for it for ever."""
+    out, settings = tmp_path / "two.json", os.environ | {"SECONDGUESS_CACHE": str(tmp_path)}
+    command = [*START, str(PARTS), str(folder), str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, env=settings)
+    found = json.loads(out.read_text())
+    plain = decode(load_target(str(folder / "target"), "float64"), folder / "drafters" / "pr", "ar")
+    assert [len(tokens) for tokens in plain] == [6, 9, 12, 15, 18]
+    assert found == dict.fromkeys(METHODS, plain)
+    assert done.returncode == 1
+    assert "no room for this pass" in done.stderr
+    assert "this process cannot go on in step with the others, and ends" in done.stderr
+
+
+def test_what_followers_are_told_has_a_method() -> None:
+    assert set(WORKS) == set(get_args(Work))
 
 
 def test_heads_that_cannot_be_shared_are_refused() -> None:

@@ -31,6 +31,18 @@ def choose_device(wanted: str) -> torch.device:
     return device
 
 
+def check_share(device: str, gpus: float, flag: str) -> None:
+    """Processes of a cluster know by ``gpus`` which of a machine's are theirs: without, all would take the first one.
+
+    Raises UserError if they would, or if they reserved what they do not use.
+    """
+    require(gpus >= 0, f"{flag} must be at least 0, got {gpus}")
+    require(
+        gpus > 0 or device == "cpu", f"say with {flag} how many GPUs each takes (0.5: half of one), or --device cpu"
+    )
+    require(gpus == 0 or device != "cpu", f"{flag} reserves GPUs, and --device cpu uses none: leave one of them out")
+
+
 def upload(numbers: Any, device: torch.device | str) -> Tensor:
     """A small tensor of numbers that the host knows. Nobody waits: a copy from pageable memory would."""
     import torch

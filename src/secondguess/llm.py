@@ -17,7 +17,7 @@ from secondguess.engine.cycle import CycleTrace, Engine, Watcher
 from secondguess.engine.guard import Guard
 from secondguess.engine.menu import Menu
 from secondguess.engine.pump import Pump
-from secondguess.engine.room import room_in_memory
+from secondguess.engine.room import check_batch, context_of, room_in_memory
 from secondguess.engine.scheduler import Load, Scheduler
 from secondguess.engine.sequence import Sequence
 from secondguess.engine.speculate import Speculator
@@ -32,8 +32,6 @@ from secondguess.types import AS_USUAL, Delta, Output, Request, SamplingParams, 
 
 if TYPE_CHECKING:
     from secondguess.drafter.model import Drafter
-
-DEFAULT_CONTEXT = 8192
 
 
 class LLM:
@@ -71,8 +69,7 @@ class LLM:
         device: str = "auto",
         trust_remote_code: bool = False,
     ) -> None:
-        if not isinstance(max_batch_size, int) or max_batch_size < 1:
-            raise UserError(f"max_batch_size must be a whole number, at least 1, got {max_batch_size!r}")
+        check_batch(max_batch_size)
         if not isinstance(target, HFTarget):
             target = run(load_spread, str(target), dtype, str(choose_device(device)), trust_remote_code)
         self.target = target
@@ -83,8 +80,8 @@ class LLM:
         if drafter is not None and not any(m.takes_drafter for m in offered):
             own = "names its own drafter" if self.method.drafter else "uses no drafter"
             raise UserError(f"method {method} {own}: leave drafter out, or take {' or '.join(WITH_DRAFTER)}")
-        self.max_model_len, self.max_batch_size = self._context(max_model_len), max_batch_size
-        self._check_room(kv_cache_tokens)
+        self.max_model_len = context_of(self.target.spec.context_len, max_model_len, kv_cache_tokens)
+        self.max_batch_size = max_batch_size
         self.engine = run(self._make_engine, drafter, max_batch_size)
         self.kv_cache_tokens = kv_cache_tokens or room_in_memory(self.engine.cache, self.max_model_len)
         self._scheduler = Scheduler(self.engine, self.max_model_len, self.target.tokenizer, self.kv_cache_tokens)
@@ -230,17 +227,6 @@ class LLM:
                 done = news.output is not None
         finally:
             self._abandon([sequence])
-
-    def _context(self, wanted: int | None) -> int:
-        limit = self.target.spec.context_len
-        if wanted is not None and not (isinstance(wanted, int) and 1 < wanted <= limit):
-            raise UserError(f"max_model_len must be a whole number in [2, {limit}] for this target, got {wanted!r}")
-        return wanted or min(limit, DEFAULT_CONTEXT)
-
-    def _check_room(self, wanted: int | None) -> None:
-        if wanted is not None and not (isinstance(wanted, int) and wanted >= self.max_model_len):
-            least = f"at least max_model_len ({self.max_model_len})"
-            raise UserError(f"kv_cache_tokens must be a whole number, {least}, got {wanted!r}")
 
     def _abandon(self, sequences: list[Sequence]) -> None:
         """Does not wait: whatever is asked of the engine's thread next finds the slots free."""

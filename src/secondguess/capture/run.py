@@ -42,7 +42,7 @@ def fill(
     describe(store.folder, made_of)
     for shard in missing:
         states: dict[int, States] = {}
-        for group in batched_by_length({i: lengths[i] for i in store.shards[shard]}):
+        for group in batched_by_length({i: lengths[i] for i in store.shards[shard]}, source.batch_tokens):
             states |= zip(group, source.read(group), strict=True)
             on_tokens(sum(lengths[i] for i in group))
         store.write(shard, [states[i] for i in store.shards[shard]])

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import fcntl
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from secondguess.target.base import default_tap_layers
 from secondguess.target.hf import HFTarget
 
 ROOM = 64  # prompts on their way at once
+LAST_S = 10.0  # for answers to prompts that nobody wants any more
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,7 @@ class Served:
     target: HFTarget
     sequences: Sequence[Sequence[int]]
     tap_layers: tuple[int, ...] | None = None
+    batch_tokens: int | None = None  # all of a shard: the server makes its batches itself, and wants to be kept busy
 
     @property
     def layers(self) -> tuple[int, ...]:
@@ -68,12 +71,34 @@ class Served:
         require(found == wanted, f"{other}: set eagle_aux_hidden_state_layer_ids, or does it run another model?")
 
     async def _read(self, sequences: Sequence[Sequence[int]]) -> list[States]:
-        server = Server(self.url, self.key, ROOM)
+        server, room = Server(self.url, self.key, ROOM), asyncio.Semaphore(ROOM)
         try:
-            files = await asyncio.gather(*(self._ask(server, ids) for ids in sequences))
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self._one(server, room, ids)) for ids in sequences]
+        except BaseExceptionGroup as failed:
+            raise failed.exceptions[0] from None
         finally:
             await server.close()
-        return [self._states(taken(file), ids) for file, ids in zip(files, sequences, strict=True)]
+        return [task.result() for task in tasks]
+
+    async def _one(self, server: Server, room: asyncio.Semaphore, ids: Sequence[int]) -> States:
+        """Leaves no file behind, not even if another sequence failed meanwhile, or the user wants no more."""
+        async with room:
+            asked = asyncio.ensure_future(self._ask(server, ids))
+            try:
+                path = await asyncio.shield(asked)
+            except asyncio.CancelledError:
+                await self._forget(asked)
+                raise
+            try:
+                return self._states(await asyncio.to_thread(written, path), ids)
+            finally:
+                remove(path)
+
+    async def _forget(self, asked: asyncio.Future[Path]) -> None:
+        """The server goes on with what it was asked for, and only its answer names the file."""
+        with suppress(Exception):
+            remove(await asyncio.wait_for(asked, LAST_S))
 
     async def _ask(self, server: Server, ids: Sequence[int]) -> Path:
         """The file that the server is writing."""
@@ -110,15 +135,20 @@ def normed(target: HFTarget, states_TH: Tensor) -> Tensor:
     return target.model.base_model.norm(states_TH.to(target.spec.device, target.spec.dtype))
 
 
-def taken(path: Path) -> dict[str, Tensor]:
-    """What the server wrote, once it has: its writer holds a lock meanwhile. The files are removed."""
-    lock = path.with_name(path.name + ".lock")
+def written(path: Path) -> dict[str, Tensor]:
+    """What the server wrote, once it has: its writer holds a lock meanwhile."""
     try:
-        with lock.open() as held:
+        with lock_of(path).open() as held:
             fcntl.flock(held, fcntl.LOCK_SH)
-            found = load_file(path)
+            return load_file(path)
     except FileNotFoundError as error:
         raise UserError(f"{error.filename} is not to be seen here: give vLLM a shared_storage_path that is") from error
-    path.unlink()
-    lock.unlink()
-    return found
+
+
+def remove(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    lock_of(path).unlink(missing_ok=True)
+
+
+def lock_of(path: Path) -> Path:
+    return path.with_name(path.name + ".lock")

@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import pad_sequence
 from secondguess.capture.store import States
 from secondguess.target.base import Target, causal_rows, default_tap_layers
 
-BATCH_TOKENS = 2048
+PASS_TOKENS = 2048
 
 
 class FeatureSource(Protocol):
@@ -21,6 +21,11 @@ class FeatureSource(Protocol):
     @property
     def tap_layers(self) -> tuple[int, ...] | None:
         """Layers whose inputs the states are, in this order; None: EAGLE-3's (as ``DrafterConfig.tap_layers``)."""
+        ...
+
+    @property
+    def batch_tokens(self) -> int | None:
+        """Tokens, padded, of sequences that are best read at once; None: the more the better."""
         ...
 
     def read(self, indices: Sequence[int]) -> list[States]:
@@ -39,21 +44,22 @@ class Live:
     target: Target
     sequences: Sequence[Sequence[int]]
     tap_layers: tuple[int, ...] | None = None
+    batch_tokens: int | None = PASS_TOKENS
 
     def read(self, indices: Sequence[int]) -> list[States]:
         found: dict[int, States] = {}
         with torch.autocast(self.target.spec.device.type, enabled=False):  # a trainer's precision is its own
-            for group in batched_by_length({i: len(self.sequences[i]) for i in indices}):
+            for group in batched_by_length({i: len(self.sequences[i]) for i in indices}, self.batch_tokens):
                 states = forward_states(self.target, [self.sequences[i] for i in group], self.tap_layers)
                 found |= zip(group, states, strict=True)
         return [found[i] for i in indices]
 
 
-def batched_by_length(lengths: Mapping[int, int]) -> Iterator[list[int]]:
-    """Groups of similar length, so that little is padding."""
+def batched_by_length(lengths: Mapping[int, int], batch_tokens: int | None) -> Iterator[list[int]]:
+    """Groups of similar length, so that little is padding, with so many tokens; None: one group."""
     group: list[int] = []
     for i in sorted(lengths, key=lengths.__getitem__):
-        if group and lengths[i] * (len(group) + 1) > BATCH_TOKENS:
+        if group and batch_tokens is not None and lengths[i] * (len(group) + 1) > batch_tokens:
             yield group
             group = []
         group.append(i)

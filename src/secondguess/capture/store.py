@@ -64,6 +64,8 @@ class States:
 class StateStore:
     """Captured states of a list of sequences; ``store[i]`` reads those of sequence i."""
 
+    batch_tokens = None  # see ``FeatureSource``
+
     def __init__(self, folder: Path, lengths: Sequence[int], tap_layers: tuple[int, ...] | None = None) -> None:
         """``tap_layers``: see ``FeatureSource``."""
         self.folder, self.tap_layers = folder, tap_layers

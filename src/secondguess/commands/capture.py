@@ -8,7 +8,7 @@ from pathlib import Path
 
 from secondguess.commands.options import add_device, add_target
 from secondguess.commands.record import add_json, make_record, write_json
-from secondguess.device import choose_device
+from secondguess.device import check_share, choose_device
 from secondguess.errors import require
 
 
@@ -26,6 +26,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--endpoint", metavar="URL", help=server)
     add("--model", metavar="NAME", help="the target's name there (default: TARGET)")
     add("--workers", type=int, metavar="INT", help="make the states in so many processes of a Ray cluster")
+    gpus = "with --workers: GPUs of each, above 0 unless --device is cpu (default: 0)"
+    add("--worker-gpus", type=float, default=0.0, metavar="FLOAT", help=gpus)
     add("--dry-run", action="store_true", help="check everything, say what is missing, and stop")
     add_json(parser)
 
@@ -67,6 +69,9 @@ def check(args: argparse.Namespace) -> None:
     require(not (args.endpoint and args.workers), "give --endpoint or --workers: a server needs no workers")
     require(args.endpoint or not args.model, "--model is for --endpoint")
     require(args.workers is None or args.workers >= 1, f"--workers must be at least 1, got {args.workers}")
+    require(args.workers or not args.worker_gpus, "--worker-gpus is for --workers")
+    if args.workers:
+        check_share(args.device, args.worker_gpus, "--worker-gpus")
     for flag, given, module in (("endpoint", args.endpoint, "httpx2"), ("ray", args.workers, "ray")):
         missing = bool(given) and find_spec(module) is None
         require(not missing, f"{module} is not installed; it comes with: pip install 'secondguess[{flag}]'")

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 
+from secondguess.commands.options import absolute
 from secondguess.train.setup import Captures
 
 # Makes the shards that are missing; its argument hears how many more tokens were done.
@@ -31,10 +32,16 @@ def served(args: argparse.Namespace, captures: Captures) -> Captures:
 
 
 def by_workers(args: argparse.Namespace, captures: Captures, on_tokens: Callable[[int], None]) -> None:
-    from secondguess.device import choose_device
     from secondguess.integrations.ray_capture import Task, fill_with_workers  # needs an extra
 
-    paths = args.responses.resolve(), args.captures.resolve()
-    device, layers = choose_device(args.device).type, captures.store.tap_layers
-    task = Task(args.target, *paths, args.precision, device, args.trust_remote_code, layers)
+    task = Task(
+        target=absolute(args.target),
+        responses=args.responses.expanduser().resolve(),
+        captures=args.captures.expanduser().resolve(),
+        precision=str(captures.target.spec.dtype).removeprefix("torch."),  # what "auto" was here
+        device=args.device,
+        gpus=args.worker_gpus,
+        trust_remote_code=args.trust_remote_code,
+        tap_layers=captures.store.tap_layers,
+    )
     fill_with_workers(task, captures.store.missing, args.workers, on_tokens)

@@ -70,6 +70,12 @@ def add_device(parser: ArgumentParser) -> None:
     parser.add_argument("--device", choices=DEVICES, default="auto", help=where)
 
 
+def absolute(name: str) -> str:
+    """A path of this machine's that holds in another folder too; any other name as it is."""
+    path = Path(name).expanduser()
+    return str(path.resolve()) if path.exists() else name
+
+
 def either(kind: type, *words: str) -> Callable[[str], Any]:
     """A type for argparse: one of ``words``, or else a ``kind``."""
 

@@ -7,7 +7,6 @@ import logging
 import os
 from dataclasses import replace
 from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from secondguess.commands.options import add_dataclass, add_device, add_drafter, add_target, from_args
@@ -58,7 +57,9 @@ def run(args: argparse.Namespace) -> int:
     check_installed()
     replicas = from_args(Replicas, args)
     if args.ray:
-        return serve_replicas(args, method, tree, settings, replicas)
+        from secondguess.commands.serve_ray import serve_replicas
+
+        return serve_replicas(args, tree, settings, replicas)
     require(replicas == Replicas(), "settings of replicas are for --ray")
     from secondguess.server.listen import bind, listen
     from secondguess.target.spread import is_follower
@@ -66,36 +67,15 @@ def run(args: argparse.Namespace) -> int:
     sock = bind(args.host, 0 if is_follower() else args.port)
     start_logging()
     app = make(args, method, tree, settings)
-    log.info("serving %s at http://%s:%d (a page for browsers is there, too)", args.target, *sock.getsockname()[:2])
-    if settings.api_key is None and args.host not in LOOPBACK:
-        log.warning("whoever reaches %s can use the server: --api-key lets in those who know it", args.host)
+    host, port = sock.getsockname()[:2]
+    announce(args.target, host, port, settings)
     return 0 if listen(app, sock) else 1
 
 
-def serve_replicas(
-    args: argparse.Namespace, method: Method, tree: TreeConfig, settings: Settings, replicas: Replicas
-) -> int:
-    """With a copy of all settings in each replica, on whatever machine it is."""
-    require(find_spec("ray") is not None, "ray is not installed; --ray needs: pip install 'secondguess[ray,serve]'")
-    from secondguess.integrations.ray_serve import deploy, wait_and_stop
-
-    settings = replace(settings, served_model_name=settings.served_model_name or args.target)
-    args = argparse.Namespace(**vars(args) | {name: absolute(getattr(args, name)) for name in ("target", "drafter")})
-
-    def make_replica() -> FastAPI:
-        start_logging()
-        return make(args, method, tree, settings)
-
-    start_logging()
-    deploy(make_replica, replicas, args.host, args.port, args.max_batch_size, settings.drain_timeout)
-    log.info("serving %s at http://%s:%d", settings.served_model_name, args.host, args.port)
-    wait_and_stop()
-    return 0
-
-
-def absolute(name: str | None) -> str | None:
-    """A path of this machine's that holds in another folder too; any other name as it is."""
-    return str(Path(name).resolve()) if name and Path(name).exists() else name
+def announce(name: str, host: str, port: int, settings: Settings) -> None:
+    log.info("serving %s at http://%s:%d (a page for browsers is there, too)", name, host, port)
+    if settings.api_key is None and host not in LOOPBACK:
+        log.warning("whoever reaches %s can use the server: --api-key lets in those who know it", host)
 
 
 def check_installed() -> None:

@@ -3,14 +3,15 @@
 The drafter's column p holds the pair (feature p, token p + 1) at position p. The newest pair is the root's row; during
 a round, row y lies ``y`` columns after it, and is forgotten when the round ends.
 
-R requests, E new pairs, X rows of a forward, Y rows of the round, N rows, W columns, G K/V heads, D head size,
-K offers, V draft vocabulary, H hidden.
+R requests, E new pairs, X rows of a forward, Y rows of the round, N rows, W columns, A heads, G K/V heads, D head
+size, K offers, V draft vocabulary, H hidden.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,16 +24,7 @@ from secondguess.target.attention import FusedAttention
 from secondguess.tree.rows import DraftRows, Offers
 from secondguess.types import Rows
 
-
-class Columns(Protocol):
-    """K/V of requests by column, wherever it lies."""
-
-    def write(self, layer: int, rows: Rows, k_RGND: Tensor, v_RGND: Tensor) -> tuple[Tensor, Tensor]:
-        """Store the rows' K/V, then return the first W columns of the rows' requests, [R, G, W, D] each."""
-        ...
-
-
-C = TypeVar("C", bound=Columns)
+C = TypeVar("C")  # where the drafter's K/V lie
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +41,7 @@ class Pairs:
     length: int  # columns that will be committed after it, in the request that has most
 
 
-class Passes(Generic[C]):
+class Passes(ABC, Generic[C]):
     """One drafter over one cache, for trees of one shape."""
 
     def __init__(self, drafter: Drafter, config: TreeConfig, cache: C) -> None:
@@ -81,16 +73,24 @@ class Passes(Generic[C]):
             return self.drafter.native(self.cache, rows, e_RXH, g_RXH)
 
         def attend(layer: int, q_RXAD: Tensor, k_RXGD: Tensor, v_RXGD: Tensor) -> Tensor:
-            k_RGWD, v_RGWD = self.cache.write(layer, rows, k_RXGD.transpose(1, 2), v_RXGD.transpose(1, 2))
-            q_RAXD = q_RXAD.transpose(1, 2)
-            fused = FusedAttention(rows.visible_RNW, q_RAXD, k_RGWD.shape[1])
-            return fused(q_RAXD, k_RGWD, v_RGWD, q_RAXD.shape[-1] ** -0.5)
+            q_RAXD, k_RGXD, v_RGXD = q_RXAD.transpose(1, 2), k_RXGD.transpose(1, 2), v_RXGD.transpose(1, 2)
+            return self.attend(layer, rows, q_RAXD, k_RGXD, v_RGXD)
 
         return self.drafter.block(e_RXH, g_RXH, rows.positions_RN, attend)
+
+    @abstractmethod
+    def attend(self, layer: int, rows: Rows, q_RAXD: Tensor, k_RGXD: Tensor, v_RGXD: Tensor) -> Tensor:
+        """Store the rows' K/V, then attend to all that they see: [R, X, A, D]."""
 
     def offers(self, f_RXH: Tensor, known_RMK: Tensor | None = None, noise_RXV: Tensor | None = None) -> Offers:
         """Top-k children of each feature. Temperature is 1 whatever the request asks."""
         return offer(self.drafter, self.config, f_RXH, known_RMK, noise_RXV)
+
+
+def attention(visible_RNW: Tensor, q_RAXD: Tensor, k_RGWD: Tensor, v_RGWD: Tensor) -> Tensor:
+    """[R, X, A, D]."""
+    fused = FusedAttention(visible_RNW, q_RAXD, k_RGWD.shape[1])
+    return fused(q_RAXD, k_RGWD, v_RGWD, q_RAXD.shape[-1] ** -0.5)
 
 
 class Round:

@@ -1,6 +1,7 @@
 """EAGLE-3.1 / PR drafting on a slot K/V cache: extend over what was accepted, then grow a tree.
 
-R requests, E new pairs, L tapped layers, D depths, V draft vocabulary, H hidden.
+R requests, E new pairs, L tapped layers, D depths, V draft vocabulary, H hidden; of attention X rows, A heads, G K/V
+heads, D head size.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from secondguess.config import TreeConfig
 from secondguess.device import upload
 from secondguess.drafter.coupling import coming_noise
 from secondguess.drafter.model import Drafter
-from secondguess.drafter.passes import Pairs, Passes, Round
+from secondguess.drafter.passes import Pairs, Passes, Round, attention
 from secondguess.engine.slots import SlotCache
 from secondguess.engine.speculate import Accepted, Roots
 from secondguess.kernels.grow import grower
 from secondguess.tree.rows import Root
-from secondguess.types import DraftTree, Verdict
+from secondguess.types import DraftTree, Rows, Verdict
 
 MOST_BEHIND = 16  # tokens that a draft may have to read first, where others were decoded plainly
 
@@ -56,6 +57,9 @@ class EagleSpeculator(Passes[SlotCache]):
         self.grow_tree = grower(config, weight.device)
         self.num_steps = config.num_steps
         self.slots: dict[int, Slot] = {}
+
+    def attend(self, layer: int, rows: Rows, q_RAXD: Tensor, k_RGXD: Tensor, v_RGXD: Tensor) -> Tensor:
+        return attention(rows.visible_RNW, q_RAXD, *self.cache.write(layer, rows, k_RGXD, v_RGXD))
 
     def accept(self, accepted: list[Accepted]) -> None:
         self.catch_up([a.slot for a in accepted if a.slot in self.slots])

@@ -1,4 +1,4 @@
-"""How many tokens' K/V the memory holds, where it is taken as it fills."""
+"""How many requests of how many tokens there is room for."""
 
 from __future__ import annotations
 
@@ -9,7 +9,28 @@ from secondguess.errors import require
 from secondguess.machine import available_bytes
 
 SHARE = 0.8  # of the memory that is free; the rest is for everything else
+DEFAULT_CONTEXT = 8192
 log = logging.getLogger(__name__)
+
+
+def check_batch(wanted: int) -> None:
+    """Raises UserError if a batch cannot have so many requests."""
+    whole = isinstance(wanted, int) and wanted >= 1
+    require(whole, f"max_batch_size must be a whole number, at least 1, got {wanted!r}")
+
+
+def context_of(limit: int, wanted: int | None, kv_cache_tokens: int | None) -> int:
+    """Tokens of a request, by default as many as fit into the target's context of ``limit``, but no more than 8192.
+
+    Raises UserError if they do not fit, or are more than ``kv_cache_tokens``.
+    """
+    fits = wanted is None or (isinstance(wanted, int) and 1 < wanted <= limit)
+    require(fits, f"max_model_len must be a whole number in [2, {limit}] for this target, got {wanted!r}")
+    context = wanted or min(limit, DEFAULT_CONTEXT)
+    enough = kv_cache_tokens is None or (isinstance(kv_cache_tokens, int) and kv_cache_tokens >= context)
+    least = f"at least max_model_len ({context})"
+    require(enough, f"kv_cache_tokens must be a whole number, {least}, got {kv_cache_tokens!r}")
+    return context
 
 
 def room_in_memory(cache: SlotCache, max_len: int) -> int | None:

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 import ray.data
-import torch
 
 from secondguess.capture.run import fill
+from secondguess.device import choose_device
 from secondguess.integrations.ray_cluster import connect
 from secondguess.train.device import open_target
 from secondguess.train.setup import plan_captures, read_fitting
@@ -29,15 +29,15 @@ class Task:
     responses: Path
     captures: Path
     precision: str
-    device: str
+    device: str  # ``auto``: what each worker finds
+    gpus: float  # that each has for itself
     trust_remote_code: bool
     tap_layers: tuple[int, ...] | None  # see ``FeatureSource``
 
 
 class Worker:
     def __init__(self, task: Task) -> None:
-        device = torch.device(task.device)
-        target = open_target(task.target, task.precision, device, task.trust_remote_code, silent)
+        target = open_target(task.target, task.precision, choose_device(task.device), task.trust_remote_code, silent)
         responses = read_fitting(task.responses, target, silent)
         self.captures = plan_captures(target, responses, task.captures, task.tap_layers)
 
@@ -58,7 +58,7 @@ def fill_with_workers(task: Task, shards: list[int], num_workers: int, on_tokens
         batch_size=1,
         fn_constructor_args=(task,),
         compute=ray.data.ActorPoolStrategy(size=min(num_workers, len(rows))),
-        num_gpus=1 if task.device == "cuda" else 0,
+        num_gpus=task.gpus,
     )
     for row in made.iter_rows():
         on_tokens(int(row["tokens"]))

@@ -46,13 +46,17 @@ def load_target(
     of slow steps, by default the log does. ``whole``: multiply in ``dtype`` on the CPU too (see ``precision``), which
     is faster over many rows, for states to train on. Raises UserError for what cannot be found or is not supported.
     """
-    if dtype not in DTYPES:
-        raise UserError(f"unknown dtype {dtype!r}; choose one of {', '.join(DTYPES)}")
+    check_dtype(dtype)
     files = find_files(name, trust_remote_code, say or log.info)
     numbers, form = (WHOLE[dtype], "float32") if whole else precision(dtype, device)
     with blamed_on(name):
         model, tokenizer = read(files, numbers)
         return HFTarget(model.to(device), tokenizer, form)
+
+
+def check_dtype(dtype: str) -> None:
+    if dtype not in DTYPES:
+        raise UserError(f"unknown dtype {dtype!r}; choose one of {', '.join(DTYPES)}")
 
 
 def read(files: Pretrained, dtype: torch.dtype, **options: Any) -> tuple[Any, Any]:

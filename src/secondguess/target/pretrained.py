@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from safetensors import safe_open
+from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig
 
 from secondguess.errors import UserError
@@ -63,6 +65,16 @@ def read_config(files: Pretrained) -> tuple[PreTrainedConfig, dict[str, Any]]:
         return config, {}
     text = config.get_text_config()
     return text, {"config": text, "key_mapping": TEXT_WEIGHTS}
+
+
+def stored_embedding(folder: Path) -> Tensor:
+    """A model's token embedding [V, H] as it lies on disk, and nothing else of it. Raises UserError if it does not."""
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118 (it is no dict)
+                if name.endswith("embed_tokens.weight"):
+                    return file.get_tensor(name)
+    raise UserError(f"no safetensors file in {folder} has the token embedding (embed_tokens.weight)")
 
 
 @contextmanager

@@ -11,10 +11,11 @@ import atexit
 import logging
 import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from datetime import timedelta
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -32,6 +33,7 @@ from secondguess.types import Rows, TargetOut
 CPU = torch.device("cpu")
 PATIENCE = timedelta(days=365)  # the others wait while the first has nothing to do
 NO_CACHE = -1
+Work = Literal["new_cache", "release", "compact", "forward", "logits"]
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +52,7 @@ def is_follower() -> bool:
 class Call:
     """What every process does next. Tensors are on the CPU; caches that were ``dropped`` are needed no more."""
 
-    work: str
+    work: Work
     cache: int
     arguments: tuple[Any, ...]
     dropped: tuple[int, ...]
@@ -68,24 +70,28 @@ class Leader(HFTarget):
     def new_cache(self, num_slots: int, num_columns: int) -> SlotCache:
         """The first process's part; the others hold theirs under the same number."""
         number, self._num_caches = self._num_caches, self._num_caches + 1
-        self.tell("new_cache", number, num_slots, num_columns)
-        cache = LeaderCache(self, number, num_slots, num_columns)
+        with self.all_do("new_cache", number, num_slots, num_columns):
+            cache = LeaderCache(self, number, num_slots, num_columns)
         weakref.finalize(cache, self._dropped.append, number)
         return cache
 
     def forward(self, rows: Rows, cache: SlotCache, last_only: bool = False) -> TargetOut:
         assert isinstance(cache, LeaderCache)
-        self.tell("forward", cache.number, rows, last_only)
-        return super().forward(rows, cache, last_only)
+        with self.all_do("forward", cache.number, rows, last_only):
+            return super().forward(rows, cache, last_only)
 
     @torch.no_grad()  # as in the others: with gradients transformers sends other messages
     def logits(self, hidden_RNH: Tensor) -> Tensor:
-        self.tell("logits", NO_CACHE, hidden_RNH)
-        return super().logits(hidden_RNH)
+        with self.all_do("logits", NO_CACHE, hidden_RNH):
+            return super().logits(hidden_RNH)
 
-    def tell(self, work: str, cache: int, *arguments: Any) -> None:
-        dropped = tuple(self._dropped.pop() for _ in range(len(self._dropped)))
-        send(Call(work, cache, tuple(moved(a, CPU) for a in arguments), dropped))
+    @contextmanager
+    def all_do(self, work: Work, cache: int, *arguments: Any) -> Generator[None]:
+        """The others do their part while this process does its own."""
+        with in_step():
+            dropped = tuple(self._dropped.pop() for _ in range(len(self._dropped)))
+            send(Call(work, cache, tuple(moved(a, CPU) for a in arguments), dropped))
+            yield
 
 
 class LeaderCache(SlotCache):
@@ -97,32 +103,66 @@ class LeaderCache(SlotCache):
         self.leader, self.number = leader, number
 
     def release(self, slot: int) -> None:
-        self.leader.tell("release", self.number, slot)
-        super().release(slot)
+        with self.leader.all_do("release", self.number, slot):
+            super().release(slot)
 
     def compact(self, slots_R: Tensor, source_RN: Tensor, start_R: Tensor, count_R: Tensor) -> None:
-        self.leader.tell("compact", self.number, slots_R, source_RN, start_R, count_R)
-        super().compact(slots_R, source_RN, start_R, count_R)
+        with self.leader.all_do("compact", self.number, slots_R, source_RN, start_R, count_R):
+            super().compact(slots_R, source_RN, start_R, count_R)
+
+
+class Follower:
+    """Another process's part of a target, and of its caches."""
+
+    def __init__(self, target: HFTarget) -> None:
+        self.target = target
+        self.caches: dict[int, SlotCache] = {}
+
+    def new_cache(self, cache: int, num_slots: int, num_columns: int) -> None:
+        self.caches[cache] = self.target.new_cache(num_slots, num_columns)
+
+    def release(self, cache: int, slot: int) -> None:
+        self.caches[cache].release(slot)
+
+    def compact(self, cache: int, *where: Tensor) -> None:
+        self.caches[cache].compact(*where)
+
+    def forward(self, cache: int, rows: Rows, last_only: bool) -> None:
+        self.target.forward(rows, self.caches[cache], last_only)
+
+    def logits(self, cache: int, hidden_RNH: Tensor) -> None:
+        self.target.logits(hidden_RNH)
+
+
+WORKS: dict[Work, Callable[..., None]] = {
+    "new_cache": Follower.new_cache,
+    "release": Follower.release,
+    "compact": Follower.compact,
+    "forward": Follower.forward,
+    "logits": Follower.logits,
+}
 
 
 @torch.no_grad()
 def follow(target: HFTarget) -> None:
     """Do what the first process does, until it ends."""
-    caches: dict[int, SlotCache] = {}
+    follower = Follower(target)
     while (call := hear()) is not None:
-        for number in call.dropped:
-            del caches[number]
-        arguments = tuple(moved(a, target.spec.device) for a in call.arguments)
-        if call.work == "new_cache":
-            caches[call.cache] = target.new_cache(*arguments)
-        elif call.work in ("compact", "release"):
-            getattr(caches[call.cache], call.work)(*arguments)
-        elif call.work == "logits":
-            target.logits(*arguments)
-        else:
-            rows, last_only = arguments
-            target.forward(rows, caches[call.cache], last_only)
+        with in_step():
+            for number in call.dropped:
+                del follower.caches[number]
+            WORKS[call.work](follower, call.cache, *(moved(a, target.spec.device) for a in call.arguments))
     dist.destroy_process_group()
+
+
+@contextmanager
+def in_step() -> Generator[None]:
+    """Whatever goes wrong in here ends the process, and torchrun the others: they wait for sums that never come."""
+    try:
+        yield
+    except BaseException:
+        log.critical("this process cannot go on in step with the others, and ends", exc_info=True)
+        os._exit(1)
 
 
 def send(call: Call | None) -> None:

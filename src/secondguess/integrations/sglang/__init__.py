@@ -26,8 +26,7 @@ def register() -> None:
     """
     found = find_spec("sglang")
     origin = found and found.origin
-    assert origin, "SGLang calls this"
-    differs = list(complaints(source_of(Path(origin).parents[1])))
+    differs = list(complaints(source_of(Path(origin).parents[1]))) if origin else ["its source is not to be found"]
     if differs:
         log.warning("secondguess was made for SGLang %s and is not loaded: %s", RELEASE, "; ".join(differs))
         return

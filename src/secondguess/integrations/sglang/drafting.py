@@ -1,6 +1,7 @@
 """Drafting for SGLang's requests. It keeps no books: where requests stand, SGLang says at every call.
 
-R requests, E new pairs, T taps, H hidden; S rows of SGLang's table, P positions.
+R requests, E new pairs, T taps, H hidden; S rows of SGLang's table, P positions; of attention X rows, W columns,
+A heads, G K/V heads, D head size.
 """
 
 from __future__ import annotations
@@ -12,11 +13,13 @@ from torch import Tensor
 
 from secondguess.config import TreeConfig
 from secondguess.drafter.model import Drafter
-from secondguess.drafter.passes import Pairs, Passes, Round
+from secondguess.drafter.passes import Pairs, Passes, Round, attention
 from secondguess.integrations.sglang.located import LocatedCache
 from secondguess.tree.grow import grow
 from secondguess.tree.rows import Root
-from secondguess.types import DraftTree
+from secondguess.types import DraftTree, Rows
+
+COPIED_BYTES = 512 * 2**20  # of K/V at once, or those of one request
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,3 +63,12 @@ class TreeDrafting(Passes[LocatedCache]):
         settled = Pairs((), at.slots_R, none_R0, none_R0, at.lengths_R, zeros_R, 0, at.longest)
         round_ = Round(self, settled, features_RH)
         return grow(self.config, Root(roots_R, round_.root_offers()), round_.forward)
+
+    def attend(self, layer: int, rows: Rows, q_RAXD: Tensor, k_RGXD: Tensor, v_RGXD: Tensor) -> Tensor:
+        """For some requests at a time: K/V that lie anywhere are copied to be read, as far as the longest text goes."""
+        self.cache.store(layer, rows, k_RGXD, v_RGXD)
+        R, _, W = rows.visible_RNW.shape
+        places_RW = self.cache.places(rows.slots_R, torch.arange(W, device=rows.slots_R.device).expand(R, -1))
+        few = max(1, COPIED_BYTES // (W * self.cache.bytes_of_place(layer)))
+        parts = zip(rows.visible_RNW.split(few), q_RAXD.split(few), places_RW.split(few), strict=True)
+        return torch.cat([attention(seen, q, *self.cache.read(layer, places)) for seen, q, places in parts])

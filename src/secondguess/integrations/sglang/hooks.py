@@ -4,12 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from importlib.resources.abc import Traversable
 from typing import Literal
 
-from secondguess.integrations.sglang.signatures import Signature, signature
+from secondguess.integrations.sglang.signatures import (
+    Signature,
+    attributes_read,
+    base_signature,
+    keywords_passed,
+    signature,
+)
 
 RELEASE = "0.5.23"  # of SGLang, whose source this was written from
+Use = Literal["called", "overridden", "read", "derived", "reads", "passes"]
+LOOK: dict[Use, Callable[[str, str], Signature | None]] = {
+    "called": signature,
+    "overridden": signature,
+    "read": signature,
+    "derived": base_signature,
+    "reads": attributes_read,
+    "passes": keywords_passed,
+}
+VERB: dict[Use, str] = {
+    "called": "takes",
+    "overridden": "takes",
+    "read": "has",
+    "derived": "has",
+    "reads": "reads",
+    "passes": "passes",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,9 +43,12 @@ class Hook:
     - ``called`` with the parameters ``names``, and no others: all that are required are among them
     - ``overridden`` by a method of ours that takes ``names``: SGLang passes no others
     - ``read``: a class with the attributes ``names``
+    - ``derived``: a class of ours is derived from it; it has ``names``, among them all its abstract methods
+    - ``reads``: a method that reads the attributes ``names`` of its object, which is ours
+    - ``passes``: a function that passes the keywords ``names`` to what we give it, and no others
     """
 
-    use: Literal["called", "overridden", "read"]
+    use: Use
     module: str
     name: str
     names: tuple[str, ...] = ()
@@ -35,24 +62,20 @@ class Hook:
         if found is None:
             return f"{self.module} has no {self.name}"
         missing = [name for name in self.names if name not in found.names]
-        more = {"called": found.required, "overridden": found.names, "read": ()}[self.use]
-        news = [name for name in more if name not in self.names]
-        verb = "has" if self.use == "read" else "takes"
+        more = {"called": found.required, "overridden": found.names, "derived": found.required, "passes": found.names}
+        news = [name for name in more.get(self.use, ()) if name not in self.names]
+        verb = VERB[self.use]
         parts = [f"no longer {verb} {', '.join(missing)}"] if missing else []
         parts += [f"now {verb} {', '.join(news)}"] if news else []
         return f"{self.name} ({self.module}) {' and '.join(parts)}" if parts else ""
 
 
-def called(module: str, name: str, names: str = "") -> Hook:
-    return Hook("called", f"sglang.{module}", name, tuple(names.split()))
+def needed(use: Use, module: str, name: str, names: str = "") -> Hook:
+    return Hook(use, f"sglang.{module}", name, tuple(names.split()))
 
 
-def overridden(module: str, name: str, names: str = "") -> Hook:
-    return Hook("overridden", f"sglang.{module}", name, tuple(names.split()))
-
-
-def read(module: str, name: str, names: str) -> Hook:
-    return Hook("read", f"sglang.{module}", name, tuple(names.split()))
+called, overridden, read = partial(needed, "called"), partial(needed, "overridden"), partial(needed, "read")
+derived, reads, passes = partial(needed, "derived"), partial(needed, "reads"), partial(needed, "passes")
 
 
 SPEC, FIELDS = "srt.speculative", "srt.arg_groups.fields"
@@ -79,23 +102,39 @@ HOOKS = (
         f"{FIELDS}.spec",
         "Spec",
         "speculative_draft_model_path speculative_num_steps speculative_eagle_topk speculative_num_draft_tokens"
-        " speculative_use_rejection_sampling speculative_adaptive",
+        " speculative_use_rejection_sampling speculative_adaptive speculative_accept_threshold_single"
+        " speculative_accept_threshold_acc speculative_token_map speculative_draft_load_format"
+        " speculative_draft_attention_backend",
     ),
     read(f"{FIELDS}.parallel", "Parallel", "tp_size pp_size dcp_size enable_dp_attention"),
-    read(f"{FIELDS}.memory", "Memory", "enable_hierarchical_cache enable_unified_memory enable_hisparse"),
-    read(f"{FIELDS}.disagg", "Disagg", "disaggregation_mode enable_pdmux"),
+    read(
+        f"{FIELDS}.memory",
+        "Memory",
+        "enable_hierarchical_cache enable_unified_memory enable_hisparse enable_lmcache enable_flexkv"
+        " enable_unified_cache_external_linker radix_cache_backend",
+    ),
+    read(f"{FIELDS}.disagg", "Disagg", "disaggregation_mode disaggregation_decode_retraction_backup enable_pdmux"),
     read(f"{FIELDS}.exec_", "ExecOverlap", "enable_two_batch_overlap"),
-    read(f"{FIELDS}.exec_", "ExecKernel", "attention_backend"),
+    read(f"{FIELDS}.exec_", "ExecKernel", "attention_backend prefill_attention_backend decode_attention_backend"),
     read(f"{FIELDS}.device", "Device", "device"),
     read(
         f"{FIELDS}.schedule",
         "Schedule",
-        "page_size max_running_requests disable_overlap_schedule enable_mixed_chunk",
+        "max_running_requests disable_overlap_schedule enable_mixed_chunk",
     ),
+    read("srt.environ", "Envs", "SGLANG_ENABLE_POST_CAPTURE_KV_SIZING"),
     called("srt.runtime_context", "get_spec"),
     called("srt.runtime_context", "get_device"),
     # The worker.
-    overridden(f"{SPEC}.eagle_worker_v2", "EAGLEWorkerV2.__init__", "server_args gpu_id nccl_port target_worker"),
+    passes("srt.managers.scheduler", "Scheduler.maybe_init_draft_worker", "server_args gpu_id nccl_port target_worker"),
+    derived(
+        f"{SPEC}.base_spec_worker",
+        "BaseSpecWorker",
+        "target_worker draft_worker alloc_memory_pool init_attention_backends",
+    ),
+    reads(f"{SPEC}.base_spec_worker", "BaseSpecWorker.target_worker", "_target_worker"),
+    reads(f"{SPEC}.base_spec_worker", "BaseSpecWorker.draft_worker", "_draft_worker"),
+    overridden(f"{SPEC}.base_spec_worker", "BaseSpecWorker.init_attention_backends"),
     overridden(
         f"{SPEC}.eagle_worker_v2",
         "EAGLEWorkerV2.forward_batch_generation",
@@ -143,6 +182,11 @@ HOOKS = (
     read("srt.layers.attention.base_attn_backend", "AttentionBackend", "verify_mask"),
     read("srt.layers.attention.verify_mask", "VerifyMask", "buffer mode fits"),
     read("kernels.ops.speculative.spec_tree", "TreeMaskMode", "FULL_MASK QLEN_ONLY"),
+    read("srt.models.llama", "LlamaForCausalLM", "model"),
+    read("srt.models.llama", "LlamaModel", "layers_to_capture"),
+    read("srt.models.qwen2", "Qwen2ForCausalLM", "model"),
+    read("srt.models.qwen2", "Qwen2Model", "layers_to_capture"),
+    read("srt.models.qwen3", "Qwen3ForCausalLM", "model"),
     called("srt.models.llama", "LlamaForCausalLM.get_embed_and_head"),
     called("srt.models.qwen2", "Qwen2ForCausalLM.get_embed_and_head"),
     called("srt.models.qwen3", "Qwen3ForCausalLM.get_embed_and_head"),
@@ -161,6 +205,6 @@ def source_of(root: Traversable) -> Callable[[Hook], Signature | None]:
 
     def signature_of(hook: Hook) -> Signature | None:
         path = root / hook.file
-        return signature(path.read_text(encoding="utf-8"), hook.name) if path.is_file() else None
+        return LOOK[hook.use](path.read_text(encoding="utf-8"), hook.name) if path.is_file() else None
 
     return signature_of

@@ -48,13 +48,15 @@ class LocatedCache:
         scratch_RC = first_R[:, None] + past_RC.clamp(0, self.num_scratch - 1)
         return torch.where(past_RC < 0, settled_RC, scratch_RC)
 
-    def write(self, layer: int, rows: Rows, k_RGND: Tensor, v_RGND: Tensor) -> tuple[Tensor, Tensor]:
-        """Store the rows' K/V, then return the first W columns of the rows' requests, [R, G, W, D] each."""
-        columns_W = torch.arange(rows.visible_RNW.shape[-1], device=rows.slots_R.device)
+    def store(self, layer: int, rows: Rows, k_RGND: Tensor, v_RGND: Tensor) -> None:
         to_RN = self.places(rows.slots_R, rows.columns_RN)
-        from_RW = self.places(rows.slots_R, columns_W.expand(len(rows.slots_R), -1))
-        read = []
         for store_LGD, new_RGND in zip(self.layers[layer], (k_RGND, v_RGND), strict=True):
             store_LGD[to_RN] = new_RGND.transpose(1, 2)
-            read.append(store_LGD[from_RW].transpose(1, 2))
-        return read[0], read[1]
+
+    def read(self, layer: int, places_RW: Tensor) -> tuple[Tensor, Tensor]:
+        """A copy of what lies there, [R, G, W, D] each."""
+        k_LGD, v_LGD = self.layers[layer]
+        return k_LGD[places_RW].transpose(1, 2), v_LGD[places_RW].transpose(1, 2)
+
+    def bytes_of_place(self, layer: int) -> int:
+        return self.layers[layer][:, 0].nbytes

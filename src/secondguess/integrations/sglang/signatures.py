@@ -23,13 +23,45 @@ class Signature:
 
 def signature(source: str, dotted: str) -> Signature | None:
     """Of ``dotted`` (``function``, ``Class`` or ``Class.method``) in a file with this text; None if it is not there."""
+    found = find(source, dotted)
+    if found is None:
+        return None
+    return of_class(found) if isinstance(found, ast.ClassDef) else of_function(found)
+
+
+def base_signature(source: str, dotted: str) -> Signature | None:
+    """As ``signature``, of a class that is derived from: ``required`` are its abstract methods."""
+    found = find(source, dotted)
+    if found is None:
+        return None
+    assert isinstance(found, ast.ClassDef)
+    abstract = [part.name for part in found.body if isinstance(part, Define) and is_abstract(part)]
+    return Signature(of_class(found).names, tuple(abstract))
+
+
+def attributes_read(source: str, dotted: str) -> Signature | None:
+    """As ``signature``: the attributes of ``self`` that a method reads."""
+    found = find(source, dotted)
+    return Signature(tuple(dict.fromkeys(of_self(found, ast.Load)))) if found else None
+
+
+def keywords_passed(source: str, dotted: str) -> Signature | None:
+    """As ``signature``: the keywords of all calls in a function."""
+    found = find(source, dotted)
+    if found is None:
+        return None
+    calls = [node for node in ast.walk(found) if isinstance(node, ast.Call)]
+    return Signature(tuple(dict.fromkeys(keyword.arg for call in calls for keyword in call.keywords if keyword.arg)))
+
+
+def find(source: str, dotted: str) -> Define | None:
     body, found = ast.parse(source).body, None
     for name in dotted.split("."):
         found = next((node for node in body if isinstance(node, Define) and node.name == name), None)
         if found is None:
             return None
         body = found.body
-    return of_class(found) if isinstance(found, ast.ClassDef) else of_function(found)
+    return found
 
 
 def of_function(node: ast.AST | None) -> Signature:
@@ -51,7 +83,7 @@ def of_class(node: ast.ClassDef) -> Signature:
         elif isinstance(part, ast.Assign):
             names += [target.id for target in part.targets if isinstance(target, ast.Name)]
         elif isinstance(part, Define):
-            names += [part.name, *set_by(part)]
+            names += [part.name, *of_self(part, ast.Store)]
     return Signature(tuple(dict.fromkeys(names)), tuple(required))
 
 
@@ -62,8 +94,12 @@ def is_bare(value: ast.expr | None) -> bool:
     return value is None
 
 
-def set_by(method: ast.AST) -> Iterator[str]:
-    """Attributes that it sets on ``self``."""
+def is_abstract(part: Define) -> bool:
+    return any(ast.unparse(decorator).endswith("abstractmethod") for decorator in part.decorator_list)
+
+
+def of_self(method: ast.AST, context: type[ast.expr_context]) -> Iterator[str]:
+    """Attributes of ``self`` that it sets (``ast.Store``) or reads (``ast.Load``)."""
     for node in ast.walk(method):
-        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and ast.unparse(node.value) == "self":
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, context) and ast.unparse(node.value) == "self":
             yield node.attr

@@ -28,6 +28,7 @@ from secondguess.integrations.sglang.arguments import BRANCHES, method_of
 from secondguess.integrations.sglang.drafting import Places, TreeDrafting
 from secondguess.integrations.sglang.form import full_mask, tree_form, tree_mask
 from secondguess.methods import Method, check_network
+from secondguess.target.base import default_tap_layers
 from secondguess.types import DraftTree
 
 
@@ -54,6 +55,11 @@ class Worker(BaseSpecWorker):
         )
         num_places = token_to_kv_pool_allocator.size + token_to_kv_pool_allocator.page_size  # the first page is padding
         self.drafting = TreeDrafting(self.drafter, self.tree, req_to_token_pool.req_to_token, num_places)
+
+    def init_attention_backends(self) -> None:
+        """SGLang calls it once the target's are there, which is when it has chosen the layers that it taps."""
+        super().init_attention_backends()
+        check_taps(self.target_worker.model_runner)
 
     def forward_batch_generation(
         self, batch: Any, on_publish: Any = None, grammar_barrier: Any = None, pp_proxy_tensors: Any = None
@@ -143,6 +149,14 @@ def open_drafter(runner: Any, path: str, method: Method) -> Drafter:
     taps = f"drafter {folder} taps layers of its own choice, which SGLang numbers otherwise: take one with EAGLE-3's"
     require(drafter.config.tap_layers is None, taps)
     return drafter
+
+
+def check_taps(runner: Any) -> None:
+    """Raises UserError unless SGLang taps EAGLE-3's layers: a drafter's own config can make it tap others."""
+    found = list(runner.model.model.layers_to_capture)
+    wanted = list(default_tap_layers(runner.model_config.num_hidden_layers))
+    other = f"SGLang taps the inputs of layers {found}, and the drafter reads {wanted}"
+    require(found == wanted, f"{other}: take eagle_config out of the drafter's config.json")
 
 
 def following_tokens(batch: Any, sampled_R: Tensor) -> Tensor:
