@@ -424,6 +424,26 @@ def test_scaled_rope_is_kept(tmp_path, target) -> None:
     assert read_settings(tmp_path / "out")[0].rope_scaling == scaling
 
 
+def test_rope_that_is_said_twice_alike_is_fine(tmp_path, target) -> None:
+    scaling = {"rope_type": "linear", "factor": 4.0}
+    source = write_foreign(tmp_path / "theirs", "eagle3", EAGLE31)
+    change(source, {"rope_parameters": scaling | {"rope_theta": 5000.0}, "rope_scaling": scaling})
+    assert read(source, target).drafter.config.rope_scaling == scaling
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_null_is_not_said(tmp_path, target, form) -> None:
+    """Some tools write all keys that they know."""
+    source = write_foreign(tmp_path / "theirs", form, EAGLE31)
+    wanted = read(source, target).drafter.config
+    written, _ = files(source)
+    holder = written if form == "eagle3" else written["transformer_layer_config"]
+    holder |= dict.fromkeys(("rope_scaling", "rope_parameters", "sliding_window", "quantization_config"))
+    holder["eagle_config"] = dict.fromkeys((*FLAGS, "use_aux_hidden_state", TAPS))
+    (source / "config.json").write_text(json.dumps(written))
+    assert read(source, target).drafter.config == wanted
+
+
 def test_what_an_import_cannot_know_is_said(tmp_path, target) -> None:
     source = change(write_foreign(tmp_path / "theirs", "eagle3", EAGLE31), {"rope_theta": None, "norm_output": None})
     told = Source(source, target, {})
@@ -438,6 +458,10 @@ def test_what_an_import_cannot_know_is_said(tmp_path, target) -> None:
 # -- refusals ----------------------------------------------------------------------------------------------------------
 
 NESTED = {"speculators_model_type": "peagle"}
+ONE_PLAIN = {
+    "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0},
+    "rope_scaling": {"rope_type": "linear", "factor": 4.0},
+}
 
 
 @pytest.mark.parametrize(
@@ -459,6 +483,7 @@ NESTED = {"speculators_model_type": "peagle"}
         ("eagle3", {"hidden_size": None}, {}, "lacks hidden_size"),
         ("eagle3", {"rope_parameters": {"rope_theta": 7.0}}, {}, "rope_theta is both 5000.0 and 7.0"),
         ("eagle3", {"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, {}, "are not supported"),
+        ("eagle3", ONE_PLAIN, {}, "rope_parameters .* and rope_scaling .* differ"),
         ("eagle3", {TAPS: [1, 2, 6]}, {}, "layer_ids=inputs or =outputs"),
         ("eagle3", {TAPS: [2, 2, 5]}, {}, "must be different layers"),
         ("eagle3", {TAPS: [2, 4, 9]}, {}, "must be different layers"),
