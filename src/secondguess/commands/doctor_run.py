@@ -55,7 +55,8 @@ def probe(
     typed = "pr" if c.second_look else "eagle3.1"
     tree = TreeConfig(budget=budget, offer_width=min(TreeConfig().offer_width, c.draft_vocab_size))
     others = run(lambda: dict(readings(drafter, target))) if "imported" in patient.block else {}
-    texts = open_probe(target, parse_method(typed, tree).tree, options.max_new_tokens, console)
+    shape = parse_method(typed, tree).tree
+    texts = open_probe(target, shape, options.max_new_tokens, console, options.variables)
     ours = texts.replay(drafter)
     tau = acceptance_length(ours)
     setting = {"method": typed, "budget": budget, "max_new_tokens": options.max_new_tokens}

@@ -56,7 +56,7 @@ def add_trust(parser: ArgumentParser) -> None:
 
 
 def add_drafter(parser: ArgumentParser) -> None:
-    which = "folder, or name of one that ships (default: the one named like the method)"
+    which = "folder, hub id, or name of one that ships (default: the one named like the method)"
     parser.add_argument("--drafter", help=which)
 
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import snapshot_download
 from transformers import LlamaConfig
 
 from secondguess.config import DrafterConfig
@@ -21,6 +20,7 @@ from secondguess.drafter.foreign_tensors import Source, check_marks, read_tensor
 from secondguess.drafter.model import Drafter
 from secondguess.drafter.rope import scaling_of
 from secondguess.drafter.settings import COUNTS, FLAGS, NUMBERS, check_consistent, check_taps, check_types, read_json
+from secondguess.drafter.shipped import download
 from secondguess.drafter.speculators_form import KIND, NESTED, OUTSIDE, TAPS, flattened
 from secondguess.errors import UserError, did_you_mean
 from secondguess.fields import read_value
@@ -78,10 +78,9 @@ def find_source(name: str) -> Path:
     if (path := Path(name).expanduser()).is_dir():
         return path
     try:
-        return Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors", "*.bin"], etag_timeout=5))
-    except (OSError, ValueError) as error:  # unreachable, unknown, gated, or no possible id
-        reason = str(error).strip().partition("\n")[0] or type(error).__name__
-        raise UserError(f"no such drafter: {name!r} is no folder, and the hub did not give it ({reason})") from error
+        return download(name)
+    except UserError as error:
+        raise UserError(f"no such drafter: {name!r} is no folder, and {error}") from error
 
 
 def read_foreign(source: Source) -> Imported:

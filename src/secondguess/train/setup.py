@@ -12,6 +12,8 @@ import torch
 from secondguess.capture.run import check_room, disk_need, fill, plan_capture
 from secondguess.capture.source import FeatureSource, Live
 from secondguess.capture.store import StateStore
+from secondguess.drafter.shipped import find_drafter
+from secondguess.methods import load_examined
 from secondguess.target.hf import HFTarget
 from secondguess.train.config import TrainConfig
 from secondguess.train.data import Response, check_lengths, read_responses
@@ -60,6 +62,8 @@ def prepare(
     check_tracker(config.track)
     target = open_target(config.target, config.precision, device, config.trust_remote_code, say)
     responses = read_fitting(Path(config.responses), target, say)
+    if config.anchor_to != "none":
+        load_examined(find_drafter(config.anchor_to, config.anchor_to, target.embedding), target)
     tap_layers = tap_layers_of(target, config.warm_start)
     if config.captures == "none":
         captures, source = None, Live(target, [r.input_ids for r in responses], tap_layers)
