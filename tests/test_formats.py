@@ -21,7 +21,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from foreign_drafter import FLAGS, reference, write_foreign
 from secondguess.cli import main
-from secondguess.config import TreeConfig
+from secondguess.config import CHAIN, TreeConfig
 from secondguess.drafter.checkpoint import load_for, save_drafter
 from secondguess.drafter.checks import examine
 from secondguess.drafter.export import export
@@ -215,7 +215,7 @@ def test_names_of_an_exported_pr_drafter(tmp_path, target) -> None:
             assert config.keys() == own | theirs
             assert config["transformer_layer_config"].keys() == LAYER_SETTINGS
             assert config["speculators_config"]["verifier"]["name_or_path"] == "someone/target"
-            assert config["speculators_config"]["proposal_methods"][0]["speculative_tokens"] == 5
+            assert config["speculators_config"]["proposal_methods"][0]["speculative_tokens"] == CHAIN
 
 
 def test_a_nested_config_flattens_to_what_it_was() -> None:
