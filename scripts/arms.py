@@ -20,6 +20,8 @@ from typing import Any, NoReturn
 
 import yaml
 
+FLAGS_OF = ("eval", "smollm2-135m")  # the command that further flags are for, and what it needs
+
 
 def secondguess(*args: str, quiet: bool = False) -> None:
     """Run a command; where it fails, end as it did."""

@@ -29,6 +29,7 @@ from secondguess.config import CHAIN
 from secondguess.drafter.checkpoint import weights_digest
 from secondguess.drafter.shipped import find_alone
 
+FLAGS_OF = ("bench", "smollm2-135m")  # the command that further flags are for, and what it needs
 TASK = Path(secondguess.__file__).parent / "tasks" / "doctor.jsonl"
 OURS = f"eagle3.1:budget={CHAIN},num_steps={CHAIN},grow_width=1,offer_width=1"
 PLAIN, EAGLE = "vllm", "vllm:eagle3"
@@ -78,16 +79,18 @@ def check_tau(name: str, rows: dict[str, dict[str, Any]]) -> list[str]:
     return [] if same else [f"{name}: {EAGLE} accepts {theirs:.3f} tokens a cycle, our own chains {ours:.3f}"]
 
 
-def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-    """Ours, and what ``secondguess bench`` is given besides."""
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """``flags`` are those of ``secondguess bench``."""
     parser = argparse.ArgumentParser(description="Does vLLM serve our drafters as we do?")
     parser.add_argument("--out", type=Path, default=Path("runs/vllm"), help="folder (default: runs/vllm)")
-    return parser.parse_known_args(argv)
+    args, flags = parser.parse_known_args(argv)
+    args.flags = flags
+    return args
 
 
 if __name__ == "__main__":
-    args, bench = parse(sys.argv[1:])
-    complaints = [line for name in PEERS for line in run(name, args.out, bench)]
+    args = parse(sys.argv[1:])
+    complaints = [line for name in PEERS for line in run(name, args.out, args.flags)]
     fine = "vLLM writes the same texts, and accepts as much as our own chains"
     sys.stdout.write("\n".join(complaints or [fine]) + "\n")
     sys.exit(1 if complaints else 0)

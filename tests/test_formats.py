@@ -22,7 +22,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from foreign_drafter import FLAGS, reference, write_foreign
 from secondguess.cli import main
 from secondguess.config import CHAIN, TreeConfig
-from secondguess.drafter.checkpoint import load_for, save_drafter
+from secondguess.drafter.checkpoint import load_for, open_checkpoint, save_drafter
 from secondguess.drafter.checks import examine
 from secondguess.drafter.export import export
 from secondguess.drafter.foreign import parse_given, read_foreign
@@ -229,11 +229,39 @@ def test_a_shipped_drafter_is_found_and_exported(tmp_path) -> None:
     source = find_alone("smollm2-135m/eagle3.1")
     assert source == find_alone("eagle3.1") == SHIPPED / "smollm2-135m" / "eagle3.1"
     assert not export(source, "eagle3", tmp_path / "out", None, None)  # all is known that its user should know
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "vllm serve HuggingFaceTB/SmolLM2-135M-Instruct --speculative-config" in card
+    assert f'"num_speculative_tokens": {CHAIN}' in card
+    assert "secondguess serve smollm2-135m --drafter out" in card
     assert read_settings(tmp_path / "out")[0] == read_settings(source)[0]
     before, after = files(source)[1], files(tmp_path / "out")[1]
     assert all(torch.equal(tensor, before[name]) for name, tensor in after.items())
     with pytest.raises(UserError, match=r"those that ship are smollm2-135m/eagle3\.1, smollm2-135m/pr"):
         find_alone("pr2")
+
+
+@pytest.mark.parametrize(("name", "fine"), [("a/b", True), ("tiny", False), ("./a/b", False), ("/a/b", False)])
+def test_a_name_that_others_do_not_know_is_remarked_on(tmp_path, target, name: str, fine: bool) -> None:
+    save_drafter(tiny_drafter(target), tmp_path / "made", {"target": name})
+    said = export(tmp_path / "made", "eagle3", tmp_path / "out", None, None)
+    assert said == ([] if fine else [f"{name!r} is no name under which others find the target: --base-model NAME sets its hub id"])
+    assert not export(tmp_path / "made", "eagle3", tmp_path / "again", "a/b", None)
+
+
+def test_a_drafter_that_sglang_would_misread_is_not_recommended_to_it(tmp_path, target) -> None:
+    save_drafter(tiny_drafter(target, num_layers=2), tmp_path / "two", {})
+    export(tmp_path / "two", "eagle3", tmp_path / "two-out", "a/b", None)
+    flags = EAGLE3 | {"norm_before_residual": True, "norm_before_fc": True}
+    theirs = imported(write_foreign(tmp_path / "theirs", "eagle3", flags), target)
+    export(theirs, "eagle3", tmp_path / "one-out", "a/b", None)
+    two, one = ((tmp_path / f"{name}-out" / "README.md").read_text() for name in ("two", "one"))
+    assert "Two layers of width 32" in two
+    assert "SGLang does not read more than the first of 2 layers." in two
+    assert "One layer of width 32" in one
+    assert "SGLang does not read `norm_before_residual` and `norm_before_fc`." in one
+    for card in (two, one):
+        assert "sglang.launch_server" not in card
+        assert "vllm serve a/b" in card
 
 
 # -- layers ------------------------------------------------------------------------------------------------------------
@@ -379,7 +407,7 @@ def test_an_embedding_that_is_the_targets_or_unwanted_is_not_kept(tmp_path, targ
 
 def examine_imported(source: Path, target) -> list:
     out = imported(source, target)
-    return examine(out, load_for(out, target), target.facts, target.embedding)
+    return examine(open_checkpoint(out, target), target.facts, target.embedding)
 
 
 def test_a_drafter_without_a_head_gets_the_targets(tmp_path, target) -> None:
