@@ -10,12 +10,14 @@ from typing import Any
 
 import pytest
 
+from secondguess.bench.signed import unsigned
 from secondguess.capture.source import Live
 from secondguess.cli import main
 from secondguess.drafter.checkpoint import open_checkpoint, save_drafter
 from secondguess.drafter.checks import examine
 from secondguess.errors import UserError
 from secondguess.llm import LLM
+from secondguess.prompts import ends_with
 from secondguess.server.asks import chat_requests
 from secondguess.server.protocol import ChatBody
 from secondguess.target.facts import served_with
@@ -88,9 +90,10 @@ def test_the_probe_asks_in_the_mode_that_is_served(here: Path) -> None:
     save_drafter(tiny_drafter(load_target("target")), Path("drafter"), {})
     switch = ["--template-variable", "enable_thinking=false"]
     assert main(["doctor", "target", "drafter", "--max-new-tokens", "4", *switch]) in (0, 1)
-    texts = "".join(path.read_text() for path in Path("cache").rglob("*.jsonl"))
-    prompt = load_target("target").tokenizer.encode(f"<|assistant|>{THOUGHT}", add_special_tokens=False)
-    assert ", ".join(map(str, prompt)) in texts
+    (texts,) = Path("cache").rglob("texts.jsonl")
+    prompts = [unsigned(line)["prompt_ids"] for line in texts.read_bytes().splitlines()]
+    assert all(ends_with(byte_tokenizer(), prompt, f"<|assistant|>{THOUGHT}") for prompt in prompts)
+    assert len(prompts) == 20
 
 
 def test_answers_of_the_other_mode_are_warned_of_for_good(target: HFTarget, tmp_path: Path) -> None:

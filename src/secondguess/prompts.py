@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -95,7 +96,7 @@ def check_variables(tokenizer: PreTrainedTokenizerBase | None, variables: Mappin
         raise UserError("this target has no chat template, so it takes no template variables: leave them out")
     refuse_settings(tokenizer, variables)
     for name in variables:
-        if name not in str(tokenizer.chat_template):
+        if not re.search(rf"\b{re.escape(name)}\b", str(tokenizer.chat_template)):
             raise UserError(f"the target's chat template has no variable {name!r}: leave it out")
 
 

@@ -7,21 +7,23 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from secondguess.commands.options import add_device, add_target, add_variables
+from secondguess.commands.options import add_dataclass, add_device, add_target, add_variables, from_args
 from secondguess.commands.record import add_json, make_record, write_json
-from secondguess.config import TreeConfig
+from secondguess.config import TreeConfig, option
 from secondguess.errors import UserError
 from secondguess.types import SamplingParams
+
+FLAGS = ("probe", "budget", "max_new_tokens", "record")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DoctorOptions:
-    """``variables``: what the chat template is given where the drafter will serve. For the rest see the flags."""
+    """``variables``: what the chat template is given where the drafter will serve."""
 
-    probe: bool = True
-    budget: int = 24
-    max_new_tokens: int = 32
-    record: bool = False
+    probe: bool = option(True, "replay the drafter over the target's answers to 20 prompts")
+    budget: int = option(24, "draft tokens per cycle of the probe")
+    max_new_tokens: int = option(32, "of each answer")
+    record: bool = option(False, "keep what the probe finds in the checkpoint, for its card and for later doctors")
     variables: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -35,12 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add_target(parser)
     add("drafter", metavar="DRAFTER", help="folder, hub id, or name of one that ships for the target")
-    probe = "replay the drafter over the target's answers to 20 prompts (default: do)"
-    add("--probe", action=argparse.BooleanOptionalAction, default=True, help=probe)
-    add("--budget", type=int, default=24, metavar="INT", help="draft tokens per cycle of the probe (default: 24)")
-    add("--max-new-tokens", type=int, default=32, metavar="INT", help="of each answer (default: 32)")
-    keep = "keep the acceptance length that the probe finds in the checkpoint, for its card and for later doctors"
-    add("--record", action="store_true", help=keep)
+    add_dataclass(parser, DoctorOptions, FLAGS)
     add_variables(parser)
     add("--dtype", default="float32", help="float32, float64, bfloat16 or float16 (default: float32)")
     add_device(parser)
@@ -48,13 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    options = DoctorOptions(
-        probe=args.probe,
-        budget=args.budget,
-        max_new_tokens=args.max_new_tokens,
-        record=args.record,
-        variables=dict(args.template_variables),
-    )
+    options = from_args(DoctorOptions, args, variables=dict(args.template_variables))
 
     from rich.console import Console
 

@@ -2,11 +2,12 @@
 
     from secondguess.integrations.transformers import FOLDER, decode
 
-    model.generate(**inputs, custom_generate=decode, drafter="path/to/drafter")
     model.generate(**inputs, custom_generate=FOLDER, trust_remote_code=True, drafter="path/to/drafter", streamer=...)
+    model.generate(**inputs, custom_generate=decode, drafter="path/to/drafter")
 
-``method`` may be given as to ``LLM``. Both ways do the same; only the second knows ``streamer``. The model stays as it
-is; on the CPU in float32 the engine keeps a second copy of its weights, laid out for speed.
+``method`` may be given as to ``LLM``. Both ways do the same, but of ``streamer`` and ``assistant_model`` transformers
+tells a function nothing: there the first is dropped, where a folder streams, and so is the second, where a folder
+refuses it. The model stays as it is; on the CPU in float32 the engine keeps a second copy of its weights, laid out for speed.
 """
 
 from __future__ import annotations
