@@ -244,7 +244,8 @@ def test_a_shipped_drafter_is_found_and_exported(tmp_path) -> None:
 def test_a_name_that_others_do_not_know_is_remarked_on(tmp_path, target, name: str, fine: bool) -> None:
     save_drafter(tiny_drafter(target), tmp_path / "made", {"target": name})
     said = export(tmp_path / "made", "eagle3", tmp_path / "out", None, None)
-    assert said == ([] if fine else [f"{name!r} is no name under which others find the target: --base-model NAME sets its hub id"])
+    unknown = f"{name!r} is no name under which others find the target: --base-model NAME sets its hub id"
+    assert said == ([] if fine else [unknown])
     assert not export(tmp_path / "made", "eagle3", tmp_path / "again", "a/b", None)
 
 
@@ -256,9 +257,9 @@ def test_a_drafter_that_sglang_would_misread_is_not_recommended_to_it(tmp_path, 
     export(theirs, "eagle3", tmp_path / "one-out", "a/b", None)
     two, one = ((tmp_path / f"{name}-out" / "README.md").read_text() for name in ("two", "one"))
     assert "Two layers of width 32" in two
-    assert "SGLang does not read more than the first of 2 layers." in two
+    assert "SGLang is not known to read more than the first of 2 layers." in two
     assert "One layer of width 32" in one
-    assert "SGLang does not read `norm_before_residual` and `norm_before_fc`." in one
+    assert "SGLang is not known to read `norm_before_residual` and `norm_before_fc`." in one
     for card in (two, one):
         assert "sglang.launch_server" not in card
         assert "vllm serve a/b" in card

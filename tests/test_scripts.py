@@ -112,7 +112,8 @@ def test_looping_prompts_are_left_out_of_tau(load: Load) -> None:
 
 def test_vllm_is_compared_with_itself_and_with_our_chains(load: Load, tmp_path: Path) -> None:
     check = load("check_vllm")
-    texts = {check.PLAIN: {"a": [1, 2], "b": [3]}, check.EAGLE: {"a": [1, 2], "b": [3]}, "vllm:pr": {"a": [1], "b": [3]}}
+    plain = {"a": [1, 2], "b": [3]}
+    texts = {check.PLAIN: plain, check.EAGLE: plain, "vllm:pr": plain | {"a": [1]}}
     lines = [{"method": m, "id": i, "token_ids": ids} for m, found in texts.items() for i, ids in found.items()]
     (tmp_path / "requests.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert check.texts_of(tmp_path) == texts

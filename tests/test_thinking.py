@@ -1,4 +1,4 @@
-"""Thinking modes and chat templates, from the data to the service: whoever serves another one than was trained is told."""
+"""Thinking modes and chat templates, from the data to the service: who serves another than was trained is told."""
 
 from __future__ import annotations
 
@@ -58,7 +58,8 @@ def target(here: Path) -> HFTarget:
 
 def rows_of(target: HFTarget, prompt: str, count: int, variables: str = "{}") -> list[Response]:
     ids = target.tokenizer.encode(prompt, add_special_tokens=False)
-    return [Response(f"{prompt}{i}", (*ids, *(7 * i + j for j in range(1, 9))), len(ids), None, variables) for i in range(count)]
+    answers = [tuple(7 * i + j for j in range(1, 9)) for i in range(count)]
+    return [Response(f"{prompt}{i}", (*ids, *answers[i]), len(ids), None, variables) for i in range(count)]
 
 
 def test_a_switch_that_answers_were_made_with_is_known_to_the_doctor(here: Path, capsys) -> None:

@@ -12,7 +12,7 @@ from secondguess.config import CHAIN, DrafterConfig
 
 PAPER = "https://arxiv.org/abs/2611.05724"
 PLACES = ("responses", "out", "captures", "track")  # settings of a training run that say nothing of the drafter
-SGLANG_TREE = {"steps": 5, "topk": 6, "tokens": 25}  # the root counts as a token there
+SGLANG_TREE = {"num-steps": 5, "eagle-topk": 6, "num-draft-tokens": 25}  # the root counts as a token there
 WORDS = {1: "One layer", 2: "Two layers"}
 
 
@@ -91,16 +91,11 @@ def commands(names: Names, form: str, c: DrafterConfig) -> list[str]:
         f"secondguess: `secondguess serve {names.target} --drafter {names.drafter}`",
         f"vLLM: `{vllm_command(names, form)}`",
     ]
+    if unread_by_sglang(c):
+        return lines
     if form != "eagle3":
-        lines.append("SGLang does not read this form: `secondguess export --to eagle3` writes the other.")
-    elif not unread_by_sglang(c):
-        tree = " ".join(
-            f"--speculative-{flag} {SGLANG_TREE[key]}"
-            for flag, key in (("num-steps", "steps"), ("eagle-topk", "topk"), ("num-draft-tokens", "tokens"))
-        )
-        launch = f"python -m sglang.launch_server --model-path {names.base_model} --speculative-algorithm EAGLE3"
-        lines.append(f"SGLang: `{launch} --speculative-draft-model-path {names.drafter} {tree}`")
-    return lines
+        return [*lines, "SGLang does not read this form: `secondguess export --to eagle3` writes the other."]
+    return [*lines, f"SGLang: `{sglang_command(names)}`"]
 
 
 def vllm_command(names: Names, form: str) -> str:
@@ -110,10 +105,20 @@ def vllm_command(names: Names, form: str) -> str:
     return f"vllm serve {names.base_model} --speculative-config '{config}'"
 
 
+def sglang_command(names: Names) -> str:
+    launch = f"python -m sglang.launch_server --model-path {names.base_model} --speculative-algorithm EAGLE3"
+    tree = " ".join(f"--speculative-{flag} {value}" for flag, value in SGLANG_TREE.items())
+    return f"{launch} --speculative-draft-model-path {names.drafter} {tree}"
+
+
 def unread_by_sglang(c: DrafterConfig) -> list[str]:
-    """What of the network SGLang passes over without a word: it would guess next to nothing right."""
-    flags = {"norm_before_residual": c.norm_before_residual, "norm_before_fc": c.norm_before_fc}
-    return [f"`{name}`" for name, on in flags.items() if on] + [f"more than the first of {c.num_layers} layers"] * (c.num_layers > 1)
+    """What of the network SGLang passes over without a word, or may: it would guess next to nothing right."""
+    parts = {
+        "`norm_before_residual`": c.norm_before_residual,
+        "`norm_before_fc`": c.norm_before_fc,
+        f"more than the first of {c.num_layers} layers": c.num_layers > 1,
+    }
+    return [part for part, there in parts.items() if there]
 
 
 def notes(c: DrafterConfig) -> list[str]:
@@ -122,8 +127,8 @@ def notes(c: DrafterConfig) -> list[str]:
     if c.fc_norm or c.norm_output:
         found.append("An engine must know `fc_norm` and `norm_output` (EAGLE-3.1). llama.cpp does not.")
     if unread := unread_by_sglang(c):
-        bad = "It says nothing of that, and its guesses are bad: do not serve the drafter there."
-        found.append(f"SGLang does not read {' and '.join(unread)}. {bad}")
+        bad = "It would say nothing of that and guess badly: do not serve the drafter there."
+        found.append(f"SGLang is not known to read {' and '.join(unread)}. {bad}")
     if c.second_look is not None:
         needs = "secondguess (its server, or its plug-ins for vLLM and SGLang) and `reconsider/`."
         second = f"The second look ([parallel reconsideration]({PAPER})) needs {needs}"

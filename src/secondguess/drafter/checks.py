@@ -124,7 +124,8 @@ def positions(p: Configured) -> Answer:
         return "warning", f"trained on texts of up to {trained} tokens, here they may have {p.context}", fix
     if limit is None:
         return "unknown", f"it does not say how far it goes; the target takes {takes}", ""
-    return "ok", f"{limit}, the target takes {takes}" + (f"; trained on texts of up to {trained}" if trained else ""), ""
+    also = f"; trained on texts of up to {trained}" if trained else ""
+    return "ok", f"{limit}, the target takes {takes}{also}", ""
 
 
 def embeddings(p: Loaded) -> Answer:

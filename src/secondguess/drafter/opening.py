@@ -1,4 +1,4 @@
-"""Whether answers begin as those that a drafter was trained on do: a switch such as ``enable_thinking`` decides that."""
+"""Whether answers begin as those that a drafter was trained on: a switch such as ``enable_thinking`` decides that."""
 
 from __future__ import annotations
 

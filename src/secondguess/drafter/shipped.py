@@ -1,4 +1,4 @@
-"""Where a drafter is: a folder, one that ships with the package (``secondguess/drafters/TARGET/NAME``), or on the hub."""
+"""Where a drafter is: a folder, one that ships (``secondguess/drafters/TARGET/NAME``), or one of the hub."""
 
 from __future__ import annotations
 

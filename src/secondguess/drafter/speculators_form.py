@@ -28,7 +28,8 @@ def flattened(config: Mapping[str, Any]) -> dict[str, Any]:
     """A ``config.json`` of either form in the flat one. Settings that are null are left out."""
     flat = said(config)
     if KIND in config:
-        layer, outside = said(config.get("transformer_layer_config")), {key: flat[key] for key in OUTSIDE if key in flat}
+        layer = said(config.get("transformer_layer_config"))
+        outside = {key: flat[key] for key in OUTSIDE if key in flat}
         architectures = FLAT_ARCHITECTURES if config[KIND] == "eagle3" else [config[KIND]]
         flat = {**layer, **outside, "architectures": architectures}
     return flat | ({"eagle_config": said(flat["eagle_config"])} if "eagle_config" in flat else {})

@@ -2,7 +2,7 @@
 
     from secondguess.integrations.transformers import FOLDER, decode
 
-    model.generate(**inputs, custom_generate=FOLDER, trust_remote_code=True, drafter="path/to/drafter", streamer=...)
+    model.generate(**inputs, custom_generate=FOLDER, trust_remote_code=True, drafter="path/to/drafter")
     model.generate(**inputs, custom_generate=decode, drafter="path/to/drafter")
 
 ``method`` may be given as to ``LLM``. Both ways do the same, but of ``streamer`` and ``assistant_model`` transformers
