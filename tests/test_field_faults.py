@@ -127,7 +127,7 @@ def drafts(target: HFTarget, drafter: Drafter, texts: list[list[int]], part: int
             following = torch.tensor(text[start + 1 : stop + 1])
             speculator.accept([Accepted(slot, following, states.taps_RNLH[0, start:stop])])
     ends, each = tuple(text[-1] for text in texts), (GREEDY,) * len(texts)
-    tree = speculator.draft(Roots(tuple(range(len(texts))), ends, tuple(map(tuple, texts)), each))
+    tree = speculator.draft(Roots(tuple(range(len(texts))), ends, tuple(texts), each))
     rows = zip(tree.tokens_RN.tolist(), tree.scores_RN.tolist(), tree.valid_RN.tolist(), strict=True)
     return [[pair for *pair, valid in zip(*row, strict=True) if valid] for row in rows]
 

@@ -6,8 +6,8 @@
     model.generate(**inputs, custom_generate=decode, drafter="path/to/drafter")
 
 ``method`` may be given as to ``LLM``. Both ways do the same, but of ``streamer`` and ``assistant_model`` transformers
-tells a function nothing: there the first is dropped, where a folder streams, and so is the second, where a folder
-refuses it. The model stays as it is; on the CPU in float32 the engine keeps a second copy of its weights, laid out for speed.
+tells a function nothing: both are dropped there, where a folder streams to the first and refuses the second. The model
+stays as it is; on the CPU in float32 the engine keeps a second copy of its weights, laid out for speed.
 """
 
 from __future__ import annotations
