@@ -100,10 +100,10 @@ def test_the_parser_knows_every_command(page: str, command: Command) -> None:
 
 
 OF_SCRIPTS = [
-    (words[at], list(words[at + 1 :]))
-    for words in (command.words for _, command in LISTED)
-    for at in [next((i for i, word in enumerate(words) if word.startswith("scripts/")), None)]
-    if at is not None
+    (word, list(command.words[at + 1 :]))
+    for _, command in LISTED
+    for at, word in enumerate(command.words)
+    if word.startswith("scripts/")
 ]
 
 

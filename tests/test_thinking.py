@@ -138,7 +138,8 @@ def test_a_server_tells_once_of_requests_in_another_mode(target: HFTarget, tmp_p
     caplog.set_level(logging.WARNING)
 
     def ask(**variables: Any) -> None:
-        chat_requests(llm, ChatBody(messages=QUESTION, max_tokens=4, chat_template_kwargs=variables))
+        body = {"messages": QUESTION, "max_tokens": 4, "chat_template_kwargs": variables}
+        chat_requests(llm, ChatBody.model_validate(body))
 
     ask(enable_thinking=False)
     llm.encode("Hi")
