@@ -43,9 +43,7 @@ def look(options: DoctorOptions, target: HFTarget, folder: Path, console: Consol
     return findings
 
 
-def probe(
-    options: DoctorOptions, target: HFTarget, folder: Path, patient: Loaded, console: Console
-) -> list[Finding]:
+def probe(options: DoctorOptions, target: HFTarget, folder: Path, patient: Loaded, console: Console) -> list[Finding]:
     """The acceptance length beside the one that the checkpoint holds; ``record`` keeps it there.
 
     Of a drafter that was imported as it is, those of other readings, too.

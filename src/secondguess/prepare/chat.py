@@ -19,7 +19,6 @@ from secondguess.target.load import DEFAULT, find_files
 from secondguess.target.pretrained import Pretrained
 from secondguess.target.quiet import quiet_transformers
 
-
 NOTHING: Mapping[str, Any] = {}
 
 
