@@ -129,7 +129,7 @@ def drafts(target: HFTarget, drafter: Drafter, texts: list[list[int]], part: int
     ends, each = tuple(text[-1] for text in texts), (GREEDY,) * len(texts)
     tree = speculator.draft(Roots(tuple(range(len(texts))), ends, tuple(texts), each))
     rows = zip(tree.tokens_RN.tolist(), tree.scores_RN.tolist(), tree.valid_RN.tolist(), strict=True)
-    return [[pair for *pair, valid in zip(*row, strict=True) if valid] for row in rows]
+    return [[(token, score) for token, score, valid in zip(*row, strict=True) if valid] for row in rows]
 
 
 TEXTS = [[5 * i % 63 + 1 for i in range(length)] for length in (3, 40, 17)]

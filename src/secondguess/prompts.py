@@ -34,16 +34,17 @@ def encode(tokenizer: PreTrainedTokenizerBase | None, prompt: Prompt) -> tuple[i
     conversation gets those of the model's chat template, and ends where the answer begins. Raises UserError when the
     target has no tokenizer or no chat template.
     """
+    if isinstance(prompt, str):
+        if tokenizer is None:
+            raise UserError(NO_TOKENIZER)
+        check_text(prompt)
+        return tuple(tokenizer.encode(prompt))
     if chat := as_chat(prompt):
         return _render(tokenizer, chat)
-    if not isinstance(prompt, str):
-        if not all(isinstance(token, int) for token in prompt):
-            raise UserError("a prompt is text, token ids or messages; here it is a list of something else")
-        return tuple(cast("Sequence[int]", prompt))
-    if tokenizer is None:
-        raise UserError(NO_TOKENIZER)
-    check_text(prompt)
-    return tuple(tokenizer.encode(prompt))
+    ids = cast("Sequence[Any]", prompt)
+    if not all(isinstance(token, int) for token in ids):
+        raise UserError("a prompt is text, token ids or messages; here it is a list of something else")
+    return tuple(ids)
 
 
 def as_chat(prompt: Prompt) -> Chat | None:

@@ -41,7 +41,7 @@ class Chat:
     def render(self, messages: Sequence[Message], generation_prompt: bool = True) -> str:
         """Raises UserError when the template refuses the conversation, as some do one with a system prompt."""
         plain = [dict(message) for message in messages]
-        how = {"tokenize": False, "add_generation_prompt": generation_prompt, **self.variables}
+        how: dict[str, Any] = {"tokenize": False, "add_generation_prompt": generation_prompt, **self.variables}
         try:
             text = self.tokenizer.apply_chat_template(plain, **how)
         except TemplateError as error:
