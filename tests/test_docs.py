@@ -43,7 +43,7 @@ SHORTER: dict[str, list[str]] = {
     "prepare": ["--max-new-tokens", "16"],
     "doctor": ["--max-new-tokens", "4"],
     "train": [
-        "target=target", "draft_vocab_size=64", "unroll_steps=2", "epochs=1", "batch_size=2", "eval_every=100",
+        "target=target", "draft_vocab_size=128", "unroll_steps=2", "epochs=1", "batch_size=2", "eval_every=100",
         "held_out=0.3", "eval_responses=2",
     ],
 }  # fmt: skip
