@@ -11,12 +11,16 @@ command goes on. The comparison is OUT/eval.json and a table.
 
 from __future__ import annotations
 
+import argparse
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 import yaml
+
+FLAGS_OF = ("eval", "smollm2-135m")  # the command that further flags are for, and what it needs
 
 
 def secondguess(*args: str, quiet: bool = False) -> None:
@@ -63,10 +67,19 @@ def methods(out: Path, name: str, arm: dict[str, Any]) -> list[str]:
     return [f"{m}{',' if ':' in m else ':'}drafter={out / name / 'drafter'}" for m in typed]
 
 
-def main() -> None:
-    if len(sys.argv) < 3:
-        sys.exit(__doc__)
-    spec, out = read(Path(sys.argv[1])), Path(sys.argv[2])
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """``flags`` are those of ``secondguess eval``."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("arms", type=Path, metavar="ARMS.yaml")
+    parser.add_argument("out", type=Path, metavar="OUT", help="folder")
+    args, flags = parser.parse_known_args(argv)
+    args.flags = flags
+    return args
+
+
+def main(argv: Sequence[str]) -> None:
+    args = parse(argv)
+    spec, out = read(args.arms), args.out
     if "," in str(out):
         wrong(f"{out}: a comma would part the list of methods, choose another folder")
     for name, arm in spec["arms"].items():  # all of them, before hours go into the first
@@ -75,8 +88,8 @@ def main() -> None:
         secondguess("train", *settings(out, name, spec["train"], arm))
     compared = [m for name, arm in spec["arms"].items() for m in methods(out, name, arm)]
     target = spec["train"]["target"]
-    secondguess("eval", target, "--method", ",".join(compared), "--json", str(out / "eval.json"), *sys.argv[3:])
+    secondguess("eval", target, "--method", ",".join(compared), "--json", str(out / "eval.json"), *args.flags)
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -16,28 +16,37 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import sys
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import secondguess
-from secondguess.bench.peers.known import VLLM_STEPS
 from secondguess.cli import main
+from secondguess.config import CHAIN
+from secondguess.drafter.checkpoint import weights_digest
+from secondguess.drafter.shipped import find_alone
 
+FLAGS_OF = ("bench", "smollm2-135m")  # the command that further flags are for, and what it needs
 TASK = Path(secondguess.__file__).parent / "tasks" / "doctor.jsonl"
-CHAIN = f"eagle3.1:budget={VLLM_STEPS},num_steps={VLLM_STEPS},grow_width=1,offer_width=1"
+OURS = f"eagle3.1:budget={CHAIN},num_steps={CHAIN},grow_width=1,offer_width=1"
 PLAIN, EAGLE = "vllm", "vllm:eagle3"
 PEERS = {"eagle3.1": (PLAIN, EAGLE), "pr": (PLAIN, EAGLE, "vllm:pr")}
 CLOSE = 0.02  # two computations in float32 round differently, and a near-tie in a draft may fall either way
 
 
 def run(name: str, out: Path, bench: list[str]) -> list[str]:
-    """One drafter: what is wrong."""
-    drafter, found = out / f"{name}-exported", out / name
-    if not drafter.exists():
-        command("export", f"smollm2-135m/{name}", "--to", "eagle3", drafter)
-    methods = ("--method", f"ar,{CHAIN}", "--peers", ",".join(PEERS[name]))
+    """One drafter: what is wrong. Other weights have another folder, so that no answer of theirs is taken for an answer
+    of these.
+    """
+    shipped = f"smollm2-135m/{name}"
+    folder = out / f"{name}-{weights_digest(find_alone(shipped))[:8]}"
+    drafter, found = folder / "exported", folder / "bench"
+    shutil.rmtree(drafter, ignore_errors=True)
+    command("export", shipped, "--to", "eagle3", drafter)
+    methods = ("--method", f"ar,{OURS}", "--peers", ",".join(PEERS[name]))
     command("bench", "smollm2-135m", "--tasks", TASK, "--drafter", drafter, *methods, "--out", found, *bench)
     rows = {row["method"]: row for row in json.loads((found / "summary.json").read_text())["rows"]}
     return check_texts(name, texts_of(found)) + check_tau(name, rows)
@@ -65,16 +74,23 @@ def check_texts(name: str, texts: dict[str, dict[str, list[int]]]) -> list[str]:
 
 
 def check_tau(name: str, rows: dict[str, dict[str, Any]]) -> list[str]:
-    ours, theirs = (rows[method]["acceptance_length"] for method in (CHAIN, EAGLE))
+    ours, theirs = (rows[method]["acceptance_length"] for method in (OURS, EAGLE))
     same = abs(theirs / ours - 1) <= CLOSE
     return [] if same else [f"{name}: {EAGLE} accepts {theirs:.3f} tokens a cycle, our own chains {ours:.3f}"]
 
 
-if __name__ == "__main__":
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """``flags`` are those of ``secondguess bench``."""
     parser = argparse.ArgumentParser(description="Does vLLM serve our drafters as we do?")
     parser.add_argument("--out", type=Path, default=Path("runs/vllm"), help="folder (default: runs/vllm)")
-    args, bench = parser.parse_known_args()
-    complaints = [line for name in PEERS for line in run(name, args.out, bench)]
+    args, flags = parser.parse_known_args(argv)
+    args.flags = flags
+    return args
+
+
+if __name__ == "__main__":
+    args = parse(sys.argv[1:])
+    complaints = [line for name in PEERS for line in run(name, args.out, args.flags)]
     fine = "vLLM writes the same texts, and accepts as much as our own chains"
     sys.stdout.write("\n".join(complaints or [fine]) + "\n")
     sys.exit(1 if complaints else 0)

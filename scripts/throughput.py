@@ -30,6 +30,7 @@ from serving import server
 
 from secondguess.commands.record import make_record, write_json
 
+FLAGS_OF = ("serve", "smollm2-135m")  # the command that further flags are for, and what it needs
 SAYS: dict[str, dict[str, Any]] = {"plain": {"speculation": False}, "served": {}}
 NUMBERS = ("tokens_per_second", "first_token_ms", "token_ms", "request_s", "tau")
 HEADS = ("at once", "arm", "tokens/s", "first token, ms", "ms a token", "request, s", "tau", "speedup")

@@ -140,7 +140,10 @@ class TargetWorker:
                 get_embed_and_head=lambda: (weight, None), model=SimpleNamespace(layers_to_capture=[2, 4, 5])
             ),
             model_config=SimpleNamespace(
-                num_hidden_layers=spec.num_layers, vocab_size=spec.vocab_size, is_multimodal=False
+                num_hidden_layers=spec.num_layers,
+                vocab_size=spec.vocab_size,
+                is_multimodal=False,
+                hf_text_config=target.model.config,
             ),
             attn_backend=SimpleNamespace(verify_mask=None),
         )

@@ -6,8 +6,11 @@ Commands run page by page, in the order of the page, on a tiny target, with flag
 
 from __future__ import annotations
 
+import ast
+import importlib
 import importlib.util
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -40,7 +43,7 @@ SHORTER: dict[str, list[str]] = {
     "prepare": ["--max-new-tokens", "16"],
     "doctor": ["--max-new-tokens", "4"],
     "train": [
-        "target=target", "draft_vocab_size=64", "unroll_steps=2", "epochs=1", "batch_size=2", "eval_every=100",
+        "target=target", "draft_vocab_size=128", "unroll_steps=2", "epochs=1", "batch_size=2", "eval_every=100",
         "held_out=0.3", "eval_responses=2",
     ],
 }  # fmt: skip
@@ -56,7 +59,7 @@ ONLY_READ = {
 }
 # Programs that are not ours, and the rest of a shell.
 OTHERS = {"git", "make", "curl", "printf", "rm", "pip", "vllm", "torchrun", "scripts/peers.sh", "scripts/paper.sh"}
-OTHERS |= {"python", "scripts/gpu_check.sh", "scripts/gpu_pipeline.sh", "scripts/arms.py"}
+OTHERS |= {".", "python", "scripts/gpu_check.sh", "scripts/gpu_pipeline.sh", "scripts/arms.py"}
 SCRIPTS = (".venv/bin/pre-commit", ".venv/bin/python")
 STANDS_FOR = {
     "smollm2-135m": "target",
@@ -94,6 +97,34 @@ def test_the_parser_knows_every_command(page: str, command: Command) -> None:
         assert command.words[0] in (*OTHERS, *SCRIPTS), f"{page}: what is {command.text!r}?"
         for word in command.words:
             assert not word.startswith(("scripts/", "tests/")) or (ROOT / word).exists(), f"no {word}"
+
+
+OF_SCRIPTS = [
+    (word, list(command.words[at + 1 :]))
+    for _, command in LISTED
+    for at, word in enumerate(command.words)
+    if word.startswith("scripts/")
+]
+
+
+@pytest.mark.parametrize(("script", "argv"), OF_SCRIPTS, ids=lambda x: " ".join(x) if isinstance(x, list) else x)
+def test_scripts_know_what_they_are_given(script: str, argv: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Python script has ``parse``; flags that it hands on to a command of ours are read by that one's parser."""
+    path = ROOT / script
+    if path.suffix == ".py":
+        monkeypatch.syspath_prepend(str(path.parent))
+        module = importlib.import_module(path.stem)
+        handed_on = getattr(module.parse(argv), "flags", None)
+        if handed_on is not None:
+            parser, _ = parser_of(module.FLAGS_OF[0])
+            parser.parse([*module.FLAGS_OF[1:], *handed_on])
+    elif script == "scripts/peers.sh":
+        assert all(f"\n    {engine})\n" in path.read_text() for engine in argv)
+    else:
+        subprocess.run(["bash", "-n", path], check=True)
+    if script == "scripts/paper.sh":
+        environment = os.environ | {"DRY_RUN": "1"}
+        subprocess.run(["bash", path, *argv], check=True, env=environment, stdout=subprocess.DEVNULL)
 
 
 @pytest.fixture(scope="module")
@@ -189,12 +220,20 @@ def test_flags_in_the_text_exist() -> None:
 
 def test_what_is_said_of_known_faults_is_said_in_a_test() -> None:
     """Or the list of docs/doctor.md would promise what nobody asserts."""
-    tests = "".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "tests").glob("test_*.py")))
+    tests = "\n".join(texts_in(path) for path in sorted((ROOT / "tests").glob("test_*.py")))
     rows = re.findall(r"^\| ([A-Z]+) \| .* \| (.*) \|$", PAGES["docs/doctor.md"].read_text(encoding="utf-8"), re.M)
     assert {kind for kind, _ in rows} == {"CFG", "VOCAB", "LOAD", "IDX", "ROPE", "LEN", "DATA"}
     for _, said in rows:
         for words in re.findall(r"`([^`]+)`", said):
             assert words in tests.replace("\\.", "."), words
+
+
+def texts_in(path: Path) -> str:
+    """The strings of a module, but for docstrings: what is said in a comment is not asserted."""
+    nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+    docstrings = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+    strings = [node for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    return "\n".join(str(node.value) for node in strings if id(node) not in docstrings)
 
 
 # Links, navigation, pages made from code

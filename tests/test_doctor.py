@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from argparse import Namespace
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -17,8 +16,11 @@ from safetensors.torch import load_file, save_file
 
 from secondguess.bench.acceptance import acceptance_length
 from secondguess.cli import main
+from secondguess.commands import doctor_run
+from secondguess.commands.doctor import DoctorOptions
 from secondguess.commands.doctor_probe import open_probe
-from secondguess.commands.doctor_run import judge, look
+from secondguess.commands.doctor_run import judge, look, record
+from secondguess.commands.show_findings import conclusion
 from secondguess.config import TreeConfig
 from secondguess.drafter.checkpoint import load_for, save_drafter
 from secondguess.drafter.checks import CHECKS, Finding
@@ -59,7 +61,7 @@ def write(drafter: Drafter, target: HFTarget, folder: Path) -> None:
 
 def findings_of(folder: Path) -> dict[str, Finding]:
     """By name, without the probe."""
-    return {f.name: f for f in look(Namespace(probe=False), load(folder), folder / "drafter", CONSOLE)}
+    return {f.name: f for f in look(DoctorOptions(probe=False), load(folder), folder / "drafter", CONSOLE)}
 
 
 def test_a_healthy_drafter_has_no_complaint(healthy) -> None:
@@ -268,6 +270,11 @@ FAULTS = {
     "ROPE 23: scaling of another kind": (settings(**YARN), "checkpoint", "are not supported: plain RoPE, or linear"),
     "LEN 24: short": (settings(max_position_embeddings=64), "positions", "made for 64, the target takes 1024"),
     "LEN 24: no length": (settings(max_position_embeddings=0), "checkpoint", "a whole number above 0"),
+    "LEN 26: on short texts": (
+        block(training={"trained_length": 100}),
+        "positions",
+        "trained on texts of up to 100 tokens, here they may have 1024",
+    ),
     "LEN 26: a window": (settings(sliding_window=512), "checkpoint", "sliding_window must be null"),
     "DATA 27: another template": (templated(CHAT), "chat template", "another chat template"),
     "DATA 28: thinking off": (
@@ -275,6 +282,12 @@ FAULTS = {
         "thinking",
         "off, it was left to the model",
     ),
+    "DATA 27: prompts of another template": (
+        block(training={"strange_prompts": 0.4}),
+        "chat template",
+        "40% of its training's prompts do not end with '<|assistant|>': another chat template or thinking mode",
+    ),
+    "DATA 28: prompts of another mode": (block(training={"strange_prompts": 1.0}), "thinking", "not known: 100%"),
     "DATA 29: a fine-tune": (fine_tuned, "provenance", "another target weights"),
     "DATA 29: others' answers": (block(training={"surprise": 0.8}), "provenance", "nats a token: not its own"),
 }
@@ -287,8 +300,34 @@ def test_planted_faults_are_named(healthy, tmp_path, plant, name: str, said: str
     found = findings_of(folder)[name]
     assert found.verdict == ("error" if name == "checkpoint" else "warning")
     assert said in found.found
-    if name != "checkpoint":
-        assert found.fix
+    assert found.fix
+
+
+@pytest.mark.parametrize(
+    ("fault", "told", "untold"),
+    [
+        ("CFG 5: no block of ours", set(), {"tokenizer", "provenance", "norms"}),
+        ("CFG 2: norm_output flipped by a tool", {"tokenizer", "chat template", "thinking", "provenance"}, {"norms"}),
+        ("LOAD 13: another target", {"tokenizer", "norms", "rope", "positions"}, {"hidden sizes", "embeddings"}),
+        ("LOAD: a tensor is missing", {"hidden sizes", "tapped layers", "norms", "rope"}, {"vocabulary", "dtype"}),
+    ],
+)
+def test_what_can_be_told_of_a_drafter_that_does_not_load_is_told(
+    healthy, tmp_path, fault: str, told: set[str], untold: set[str]
+) -> None:
+    folder = shutil.copytree(healthy, tmp_path / "copy")
+    FAULTS[fault][0](folder)
+    findings = findings_of(folder)
+    assert list(findings) == ["checkpoint", *CHECKS]
+    assert all(findings[name].verdict in ("ok", "warning") for name in told)
+    assert {findings[name].verdict for name in untold} == {"unknown"}
+
+
+def test_a_folder_without_settings_is_an_error(healthy, tmp_path) -> None:
+    folder = shutil.copytree(healthy, tmp_path / "copy")
+    (folder / "drafter" / "config.json").write_text("{")
+    assert "is not JSON" in findings_of(folder)["checkpoint"].found
+    assert "does not fit" in conclusion(list(findings_of(folder).values()))
 
 
 def test_loading_warns_once_and_names_what(healthy, tmp_path, caplog) -> None:
@@ -302,6 +341,15 @@ def test_loading_warns_once_and_names_what(healthy, tmp_path, caplog) -> None:
     assert record.levelname == "WARNING"
     for part in ("'secondguess doctor'", "rope: base 1e+06", "chat template: another"):
         assert part in record.getMessage()
+
+
+def test_long_texts_are_warned_of_where_they_are_served(healthy, tmp_path, caplog) -> None:
+    folder = shutil.copytree(healthy, tmp_path / "copy")
+    edit(folder / "drafter", block={"training": {"trained_length": 40}})
+    LLM(load(folder), folder / "drafter", max_model_len=200)
+    assert not caplog.text
+    LLM(load(folder), folder / "drafter", max_model_len=1000)
+    assert "positions: trained on texts of up to 40 tokens" in caplog.text
 
 
 # -- facts -------------------------------------------------------------------------------------------------------------
@@ -400,6 +448,20 @@ def test_verdicts_on_an_acceptance_length(tau, known, verdict) -> None:
     assert judge(tau, 24, known).verdict == verdict
 
 
+@pytest.mark.parametrize(
+    ("tau", "known", "kept"),
+    [(2.0, None, 2.0), (1.2, None, 1.2), (1.0, None, None), (2.4, 2.5, 2.4), (2.0, 2.5, 2.5), (1.0, 2.5, 2.5)],
+)
+def test_a_bad_number_is_not_kept_in_place_of_a_good_one(healthy, tmp_path, tau, known, kept) -> None:
+    folder = shutil.copytree(healthy / "drafter", tmp_path / "drafter")
+    edit(folder, block={"probe": known and {"acceptance_length": known}})
+    finding = record(folder, {"acceptance_length": tau}, judge(tau, 24, known), known)
+    block = json.loads((folder / "config.json").read_text())["secondguess"]
+    assert block.get("probe", {}).get("acceptance_length") == kept
+    assert ("not recorded" in finding.found) == (kept != tau)
+    assert ("the checkpoint keeps 2.50" in finding.found) == (kept == 2.5)
+
+
 # -- the command -------------------------------------------------------------------------------------------------------
 
 
@@ -432,7 +494,8 @@ def test_an_error_is_exit_1_and_a_warning_is_not(command, capsys) -> None:
     assert "does not fit" in out
 
 
-def test_recording_an_acceptance_length_keeps_the_checkpoint_loadable(command) -> None:
+def test_recording_an_acceptance_length_keeps_the_checkpoint_loadable(command, monkeypatch) -> None:
+    monkeypatch.setattr(doctor_run, "STUCK", 0.0)  # a random drafter is never right
     command("--record", "--json", "first.json")
     probe = json.loads(Path("drafter/config.json").read_text())["secondguess"]["probe"]
     assert probe["method"] == "pr"

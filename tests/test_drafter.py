@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import shutil
 from dataclasses import replace
+from fnmatch import fnmatch
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -303,6 +305,30 @@ def test_a_folder_is_not_mistaken_for_a_shipped_drafter(tmp_path, monkeypatch) -
     assert shipped.find_drafter(tmp_path / "pr", "eagle3.1", target.embedding) == tmp_path / "pr"
     with pytest.raises(UserError, match=r"no drafter 'eagle3\.1': no such drafter ships; .* are: pr"):
         shipped.find_drafter(None, "eagle3.1", target.embedding)
+
+
+def test_a_drafter_of_the_hub_is_downloaded(tmp_path, monkeypatch) -> None:
+    target, asked = tiny_target("llama"), list[str]()
+    save_drafter(tiny_drafter(target), tmp_path / "there", {})
+
+    def hub(name: str, allow_patterns: list[str], **_: Any) -> str:
+        asked.append(name)
+        if name == "someone/unknown":
+            raise OSError("no route\nto the hub")
+        files = [str(path.relative_to(tmp_path / "there")) for path in (tmp_path / "there").rglob("*.*")]
+        assert all(any(fnmatch(file, pattern) for pattern in allow_patterns) for file in files)
+        return str(tmp_path / "there")
+
+    monkeypatch.setattr(shipped, "snapshot_download", hub)
+    for found in (shipped.find_drafter("someone/pr", "pr", target.embedding), shipped.find_alone("someone/pr")):
+        assert load_drafter(found, target.embedding, target.spec.num_layers).config.has_self_query
+    unknown = r"no drafter 'someone/unknown': no such folder, and the hub did not give it \(no route\); those that ship"
+    with pytest.raises(UserError, match=unknown):
+        shipped.find_drafter("someone/unknown", "pr", target.embedding)
+    for name in ("nowhere", "./no/where", "/no/where"):
+        with pytest.raises(UserError, match="no such folder; those that ship"):
+            shipped.find_drafter(name, "pr", target.embedding)
+    assert asked == ["someone/pr", "someone/pr", "someone/unknown"]
 
 
 def test_draft_vocabulary() -> None:

@@ -18,13 +18,15 @@ from safetensors.torch import load_file, save_file
 
 from foreign_drafter import write_foreign
 from secondguess.capture.source import Live
-from secondguess.config import SecondLook
-from secondguess.drafter.checkpoint import load_drafter, load_for, save_drafter
+from secondguess.config import SecondLook, TreeConfig
+from secondguess.drafter.checkpoint import load_drafter, load_for, open_checkpoint, save_drafter
 from secondguess.drafter.checks import FOREIGN, examine
 from secondguess.drafter.foreign import read_foreign
 from secondguess.drafter.foreign_tensors import Source
 from secondguess.drafter.model import Drafter
 from secondguess.drafter.settings import read_settings
+from secondguess.drafter.speculator import EagleSpeculator
+from secondguess.engine.speculate import GREEDY, Accepted, Roots
 from secondguess.errors import UserError
 from secondguess.llm import LLM
 from secondguess.target.base import causal_rows
@@ -112,6 +114,50 @@ def test_a_vocabulary_of_more_tokens_than_were_seen_is_filled_up(tmp_path: Path)
     assert saved.target_ids.tolist() == list(range(64))
 
 
+# -- IDX ---------------------------------------------------------------------------------------------------------------
+
+
+def drafts(target: HFTarget, drafter: Drafter, texts: list[list[int]], part: int = 99) -> list[list[tuple[int, float]]]:
+    """Tokens and scores of each text's tree; all are drafted for at once, after prompts that are read in parts."""
+    speculator = EagleSpeculator(drafter, TreeConfig(budget=12, num_steps=4), len(texts), 128)
+    for slot, text in enumerate(texts):
+        states = target.forward(causal_rows(torch.tensor([0]), torch.tensor([text[:-1]])), target.new_cache(1, 128))
+        for start in range(0, len(text) - 1, part):
+            stop = min(start + part, len(text) - 1)
+            following = torch.tensor(text[start + 1 : stop + 1])
+            speculator.accept([Accepted(slot, following, states.taps_RNLH[0, start:stop])])
+    ends, each = tuple(text[-1] for text in texts), (GREEDY,) * len(texts)
+    tree = speculator.draft(Roots(tuple(range(len(texts))), ends, tuple(texts), each))
+    rows = zip(tree.tokens_RN.tolist(), tree.scores_RN.tolist(), tree.valid_RN.tolist(), strict=True)
+    return [[(token, score) for token, score, valid in zip(*row, strict=True) if valid] for row in rows]
+
+
+TEXTS = [[5 * i % 63 + 1 for i in range(length)] for length in (3, 40, 17)]
+
+
+@pytest.mark.parametrize("part", [1, 7, 16])
+def test_a_prompt_that_is_read_in_parts_is_drafted_for_as_a_whole_one(part: int) -> None:
+    """Field fault 34: the last token of a part, paired with what the target would say in place of what the text says.
+
+    (The same of the plug-ins: ``test_vllm``, ``test_sglang``.)
+    """
+    target = tiny_target("llama")
+    drafter = tiny_drafter(target)
+    for parts, whole in zip(drafts(target, drafter, TEXTS, part), drafts(target, drafter, TEXTS), strict=True):
+        assert [token for token, _ in parts] == [token for token, _ in whole]
+        assert [score for _, score in parts] == pytest.approx([score for _, score in whole], abs=1e-10)
+
+
+def test_requests_of_different_lengths_are_drafted_for_as_alone() -> None:
+    """Field fault 48: padding of a batch is taken for tokens of the shorter texts."""
+    target = tiny_target("llama")
+    drafter = tiny_drafter(target)
+    for text, beside in zip(TEXTS, drafts(target, drafter, TEXTS), strict=True):
+        (alone,) = drafts(target, drafter, [text])
+        assert [token for token, _ in beside] == [token for token, _ in alone]
+        assert [score for _, score in beside] == pytest.approx([score for _, score in alone], abs=1e-10)
+
+
 # -- ROPE and LEN ------------------------------------------------------------------------------------------------------
 
 
@@ -181,8 +227,8 @@ def test_training_on_others_answers_warns_and_the_checkpoint_tells(tmp_path: Pat
     assert "surprise the target by" in record.getMessage()
     assert "'secondguess prepare'" in record.getMessage()
     target = float32_target()
-    drafter = load_for(run.folder.drafter, target)
-    findings = {f.name: f for f in examine(run.folder.drafter, drafter, target.facts, target.embedding)}
+    checkpoint = open_checkpoint(run.folder.drafter, target)
+    findings = {f.name: f for f in examine(checkpoint, target.facts, target.embedding)}
     assert findings["provenance"].verdict == "warning"
     assert "not its own" in findings["provenance"].found
 

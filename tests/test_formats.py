@@ -21,8 +21,8 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from foreign_drafter import FLAGS, reference, write_foreign
 from secondguess.cli import main
-from secondguess.config import TreeConfig
-from secondguess.drafter.checkpoint import load_for, save_drafter
+from secondguess.config import CHAIN, TreeConfig
+from secondguess.drafter.checkpoint import load_for, open_checkpoint, save_drafter
 from secondguess.drafter.checks import examine
 from secondguess.drafter.export import export
 from secondguess.drafter.foreign import parse_given, read_foreign
@@ -215,7 +215,7 @@ def test_names_of_an_exported_pr_drafter(tmp_path, target) -> None:
             assert config.keys() == own | theirs
             assert config["transformer_layer_config"].keys() == LAYER_SETTINGS
             assert config["speculators_config"]["verifier"]["name_or_path"] == "someone/target"
-            assert config["speculators_config"]["proposal_methods"][0]["speculative_tokens"] == 5
+            assert config["speculators_config"]["proposal_methods"][0]["speculative_tokens"] == CHAIN
 
 
 def test_a_nested_config_flattens_to_what_it_was() -> None:
@@ -229,11 +229,40 @@ def test_a_shipped_drafter_is_found_and_exported(tmp_path) -> None:
     source = find_alone("smollm2-135m/eagle3.1")
     assert source == find_alone("eagle3.1") == SHIPPED / "smollm2-135m" / "eagle3.1"
     assert not export(source, "eagle3", tmp_path / "out", None, None)  # all is known that its user should know
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "vllm serve HuggingFaceTB/SmolLM2-135M-Instruct --speculative-config" in card
+    assert f'"num_speculative_tokens": {CHAIN}' in card
+    assert "secondguess serve smollm2-135m --drafter out" in card
     assert read_settings(tmp_path / "out")[0] == read_settings(source)[0]
     before, after = files(source)[1], files(tmp_path / "out")[1]
     assert all(torch.equal(tensor, before[name]) for name, tensor in after.items())
     with pytest.raises(UserError, match=r"those that ship are smollm2-135m/eagle3\.1, smollm2-135m/pr"):
         find_alone("pr2")
+
+
+@pytest.mark.parametrize(("name", "fine"), [("a/b", True), ("tiny", False), ("./a/b", False), ("/a/b", False)])
+def test_a_name_that_others_do_not_know_is_remarked_on(tmp_path, target, name: str, fine: bool) -> None:
+    save_drafter(tiny_drafter(target), tmp_path / "made", {"target": name})
+    said = export(tmp_path / "made", "eagle3", tmp_path / "out", None, None)
+    unknown = f"{name!r} is no name under which others find the target: --base-model NAME sets its hub id"
+    assert said == ([] if fine else [unknown])
+    assert not export(tmp_path / "made", "eagle3", tmp_path / "again", "a/b", None)
+
+
+def test_a_drafter_that_sglang_would_misread_is_not_recommended_to_it(tmp_path, target) -> None:
+    save_drafter(tiny_drafter(target, num_layers=2), tmp_path / "two", {})
+    export(tmp_path / "two", "eagle3", tmp_path / "two-out", "a/b", None)
+    flags = EAGLE3 | {"norm_before_residual": True, "norm_before_fc": True}
+    theirs = imported(write_foreign(tmp_path / "theirs", "eagle3", flags), target)
+    export(theirs, "eagle3", tmp_path / "one-out", "a/b", None)
+    two, one = ((tmp_path / f"{name}-out" / "README.md").read_text() for name in ("two", "one"))
+    assert "Two layers of width 32" in two
+    assert "SGLang is not known to read more than the first of 2 layers." in two
+    assert "One layer of width 32" in one
+    assert "SGLang is not known to read `norm_before_residual` and `norm_before_fc`." in one
+    for card in (two, one):
+        assert "sglang.launch_server" not in card
+        assert "vllm serve a/b" in card
 
 
 # -- layers ------------------------------------------------------------------------------------------------------------
@@ -379,7 +408,7 @@ def test_an_embedding_that_is_the_targets_or_unwanted_is_not_kept(tmp_path, targ
 
 def examine_imported(source: Path, target) -> list:
     out = imported(source, target)
-    return examine(out, load_for(out, target), target.facts, target.embedding)
+    return examine(open_checkpoint(out, target), target.facts, target.embedding)
 
 
 def test_a_drafter_without_a_head_gets_the_targets(tmp_path, target) -> None:
@@ -424,6 +453,26 @@ def test_scaled_rope_is_kept(tmp_path, target) -> None:
     assert read_settings(tmp_path / "out")[0].rope_scaling == scaling
 
 
+def test_rope_that_is_said_twice_alike_is_fine(tmp_path, target) -> None:
+    scaling = {"rope_type": "linear", "factor": 4.0}
+    source = write_foreign(tmp_path / "theirs", "eagle3", EAGLE31)
+    change(source, {"rope_parameters": scaling | {"rope_theta": 5000.0}, "rope_scaling": scaling})
+    assert read(source, target).drafter.config.rope_scaling == scaling
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_null_is_not_said(tmp_path, target, form) -> None:
+    """Some tools write all keys that they know."""
+    source = write_foreign(tmp_path / "theirs", form, EAGLE31)
+    wanted = read(source, target).drafter.config
+    written, _ = files(source)
+    holder = written if form == "eagle3" else written["transformer_layer_config"]
+    holder |= dict.fromkeys(("rope_scaling", "rope_parameters", "sliding_window", "quantization_config"))
+    holder["eagle_config"] = dict.fromkeys((*FLAGS, "use_aux_hidden_state", TAPS))
+    (source / "config.json").write_text(json.dumps(written))
+    assert read(source, target).drafter.config == wanted
+
+
 def test_what_an_import_cannot_know_is_said(tmp_path, target) -> None:
     source = change(write_foreign(tmp_path / "theirs", "eagle3", EAGLE31), {"rope_theta": None, "norm_output": None})
     told = Source(source, target, {})
@@ -438,6 +487,10 @@ def test_what_an_import_cannot_know_is_said(tmp_path, target) -> None:
 # -- refusals ----------------------------------------------------------------------------------------------------------
 
 NESTED = {"speculators_model_type": "peagle"}
+ONE_PLAIN = {
+    "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0},
+    "rope_scaling": {"rope_type": "linear", "factor": 4.0},
+}
 
 
 @pytest.mark.parametrize(
@@ -459,6 +512,7 @@ NESTED = {"speculators_model_type": "peagle"}
         ("eagle3", {"hidden_size": None}, {}, "lacks hidden_size"),
         ("eagle3", {"rope_parameters": {"rope_theta": 7.0}}, {}, "rope_theta is both 5000.0 and 7.0"),
         ("eagle3", {"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, {}, "are not supported"),
+        ("eagle3", ONE_PLAIN, {}, "rope_parameters .* and rope_scaling .* differ"),
         ("eagle3", {TAPS: [1, 2, 6]}, {}, "layer_ids=inputs or =outputs"),
         ("eagle3", {TAPS: [2, 2, 5]}, {}, "must be different layers"),
         ("eagle3", {TAPS: [2, 4, 9]}, {}, "must be different layers"),

@@ -46,8 +46,10 @@ def test_another_vocabulary_has_the_same_block() -> None:
     assert torch.equal(larger.fc.weight, drafter.fc.weight)
 
 
-def test_the_command(tmp_path: Path, monkeypatch, capsys) -> None:
+def test_the_command(tmp_path: Path, monkeypatch, capsys, caplog) -> None:
     save_tiny(tmp_path)
+    config = tmp_path / "drafters" / "pr" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"max_position_embeddings": 64}))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SECONDGUESS_CACHE", str(tmp_path / "cache"))
     axes = {"budget": (4, 24), "batch": (1, 2), "context": (128, 512), "vocabulary": (64, 128)}
@@ -59,3 +61,4 @@ def test_the_command(tmp_path: Path, monkeypatch, capsys) -> None:
     assert all(r["cycle_ms"] > 0 and r["predicted_ms"] > 0 for r in rows)
     assert Path("figures/growth.png").stat().st_size > 10_000
     assert "cost model" in " ".join(capsys.readouterr().out.split())
+    assert caplog.text.count("positions: made for 64, the target takes 1024") == 1

@@ -113,6 +113,20 @@ def test_looping_prompts_are_left_out_of_tau(load: Load) -> None:
     assert regimes.row("any", [(3,)], {m: answers[1:] for m, answers in found.items()})["tau pr"] is None
 
 
+def test_vllm_is_compared_with_itself_and_with_our_chains(load: Load, tmp_path: Path) -> None:
+    check = load("check_vllm")
+    plain = {"a": [1, 2], "b": [3]}
+    texts = {check.PLAIN: plain, check.EAGLE: plain, "vllm:pr": plain | {"a": [1]}}
+    lines = [{"method": m, "id": i, "token_ids": ids} for m, found in texts.items() for i, ids in found.items()]
+    (tmp_path / "requests.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert check.texts_of(tmp_path) == texts
+    assert check.check_texts("eagle3.1", texts) == []
+    assert check.check_texts("pr", texts) == ["pr: vllm:pr writes another text than vllm: a"]
+    for theirs, wrong in ((2.03, 0), (1.97, 0), (2.05, 1), (1.5, 1)):
+        rows = {check.OURS: {"acceptance_length": 2.0}, check.EAGLE: {"acceptance_length": theirs}}
+        assert len(check.check_tau("pr", rows)) == wrong
+
+
 def test_the_simulation_is_compared_with_the_best_round(load: Load) -> None:
     """Two requests at once: prefills of 1 s and 2 s, then cycles of 0.5 s that accept one token each."""
     check = load("scale_check")

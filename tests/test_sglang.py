@@ -26,7 +26,7 @@ from torch import Tensor
 import fake_sglang
 from fake_sglang import SETTINGS, EagleDraftInput, TargetWorker, TreeMaskMode
 from secondguess.config import TreeConfig
-from secondguess.drafter.checkpoint import load_drafter
+from secondguess.drafter.checkpoint import load_drafter, save_drafter
 from secondguess.drafter.speculator import EagleSpeculator
 from secondguess.engine.cycle import verify_rows
 from secondguess.engine.speculate import GREEDY, Accepted, Roots
@@ -396,6 +396,14 @@ def test_masks_are_written_where_the_backend_reads_them(worker_module: ModuleTyp
         assert torch.equal(worker_module.fitting_mask(TREE, LENGTHS, wanted(mode, 1)), mask)
     with pytest.raises(UserError, match="another --attention-backend"):
         worker_module.fitting_mask(TREE, LENGTHS, wanted(TreeMaskMode.QLEN_ONLY_BITPACKING, 2))
+
+
+def test_what_may_not_fit_is_told(tmp_path: Path, target: HFTarget, worker_module: ModuleType, caplog) -> None:
+    drafter = tiny_drafter(target)
+    drafter.config = replace(drafter.config, rope_theta=1e6)
+    save_drafter(drafter, tmp_path / "drafter", {})
+    make_worker(worker_module, target, tmp_path / "drafter")
+    assert "rope: base 1e+06, the target's is 10000" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 import signal
 from pathlib import Path
 
@@ -65,6 +66,15 @@ def test_train_then_generate(settings, tiny: Path, tmp_path: Path, capsys) -> No
     assert main([*command, "--max-tokens", "8", "--json", str(tmp_path / "out.json")]) == 0
     plain, pr = json.loads((tmp_path / "out.json").read_text())["results"]
     assert plain["token_ids"] == pr["token_ids"]
+
+
+def test_what_may_not_fit_of_an_anchor_is_told(settings, tiny: Path, tmp_path: Path, caplog) -> None:
+    start, anchor = tiny / "drafters" / "pr", shutil.copytree(tiny / "drafters" / "pr", tmp_path / "anchor")
+    config = json.loads((anchor / "config.json").read_text()) | {"max_position_embeddings": 64}
+    (anchor / "config.json").write_text(json.dumps(config))
+    changes = [f"warm_start={start}", f"anchor_to={anchor}", "draft_vocab_size=128", "method=pr", "balance=anchor"]
+    assert main([*settings, *changes, "balance_weight=0.5", "--dry-run"]) == 0
+    assert caplog.text.count("positions: made for 64, the target takes 1024") == 1
 
 
 def test_run_yaml_is_the_run(settings, tmp_path: Path, capsys) -> None:

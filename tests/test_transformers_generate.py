@@ -109,6 +109,10 @@ def test_the_model_stays_its_owners(model, drafter) -> None:
     changed = model.generate(PROMPT, max_new_tokens=12, custom_generate=decode, drafter=drafter)
     assert torch.equal(changed, model.generate(PROMPT, max_new_tokens=12))
     assert not torch.equal(changed, ours)
+    model.model.layers[3].mlp.down_proj.weight.data.mul_(-2.0)  # as adapters are merged: no version is counted
+    again = model.generate(PROMPT, max_new_tokens=12, custom_generate=decode, drafter=drafter)
+    assert torch.equal(again, model.generate(PROMPT, max_new_tokens=12))
+    assert not torch.equal(again, changed)
 
 
 def test_engines_are_kept_between_calls(model, drafter) -> None:

@@ -48,11 +48,21 @@ def target(folder: Path) -> HFTarget:
 
 def engine_config(options: Any, **changes: Any) -> SimpleNamespace:
     """As much of vLLM's config as the proposer reads."""
-    settings = {"enforce_eager": True, "enable_prefix_caching": False, "world_size": 1, "max_num_seqs": 3} | changes
+    settings = {
+        "enforce_eager": True, "enable_prefix_caching": False, "world_size": 1, "max_num_seqs": 3, "tokenizer": None,
+        "max_model_len": ROOM,
+    } | changes  # fmt: skip
     return SimpleNamespace(
         speculative_config=SimpleNamespace(num_speculative_tokens=STEPS),
         additional_config={"secondguess": options},
-        model_config=SimpleNamespace(max_model_len=ROOM, enforce_eager=settings["enforce_eager"]),
+        model_config=SimpleNamespace(
+            max_model_len=settings["max_model_len"],
+            enforce_eager=settings["enforce_eager"],
+            skip_tokenizer_init=settings["tokenizer"] is None,
+            tokenizer=settings["tokenizer"],
+            tokenizer_revision=None,
+            trust_remote_code=False,
+        ),
         cache_config=SimpleNamespace(enable_prefix_caching=settings["enable_prefix_caching"]),
         parallel_config=SimpleNamespace(world_size=settings["world_size"]),
         scheduler_config=SimpleNamespace(max_num_seqs=settings["max_num_seqs"]),
@@ -273,6 +283,23 @@ def test_what_may_not_fit_is_told(tmp_path: Path, target: HFTarget, caplog) -> N
     save_drafter(drafter, tmp_path / "drafter", {})
     BranchProposer(engine_config({"drafter": str(tmp_path / "drafter")})).load_model(model_of(target))
     assert "rope: base 1e+06, the target's is 10000" in caplog.text
+
+
+def test_another_tokenizer_is_told(tmp_path: Path, folder: Path, target: HFTarget, caplog) -> None:
+    drafter = tmp_path / "drafter"
+    save_drafter(tiny_drafter(target), drafter, {"made_for": {"tokenizer": target.facts.tokenizer}})
+    config = engine_config({"drafter": str(drafter)}, tokenizer=str(folder / "target"))
+    BranchProposer(config).load_model(model_of(target))
+    assert not caplog.text
+    save_drafter(tiny_drafter(target), drafter, {"made_for": {"tokenizer": "0123456789abcdef"}})
+    BranchProposer(config).load_model(model_of(target))
+    assert "tokenizer: another tokenizer than at training" in caplog.text
+
+
+def test_texts_of_which_there_is_no_room_are_refused(folder: Path, target: HFTarget) -> None:
+    proposer = BranchProposer(engine_config({"drafter": str(folder / "drafters" / "pr")}, max_model_len=2**40))
+    with pytest.raises(UserError, match=r"GB, .* are free: lower --max-num-seqs or --max-model-len"):
+        proposer.load_model(model_of(target))
 
 
 #         0

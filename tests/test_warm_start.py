@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
@@ -56,6 +57,14 @@ def test_a_drafter_of_others_learns_second_looks(tmp_path) -> None:
     assert exported.config.norm_before_fc
     assert exported.config.has_self_query
     assert torch.equal(exported.embedding, imported.drafter.embedding.bfloat16().float())
+
+
+def test_what_may_not_fit_is_told(checkpoints, caplog) -> None:
+    drafter = tiny_drafter(float32_target(), 5)
+    drafter.config = replace(drafter.config, max_position_embeddings=64)
+    save_drafter(drafter, checkpoints / "short", {})
+    tiny_run(checkpoints, "run", method="pr", warm_start=str(checkpoints / "short"))
+    assert "positions: made for 64, the target takes 1024" in caplog.text
 
 
 def test_another_number_of_layers_is_refused(checkpoints) -> None:

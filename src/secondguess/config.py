@@ -23,6 +23,8 @@ LIMITS = {
     "num_reconsider": (0, 256),
     "extra_advance": (0, 256),
 }
+DEFAULT_CONTEXT = 8192  # tokens of prompt and answer together, where a target would take more
+CHAIN = 3  # draft tokens of engines that draft no tree
 MAX_LAYERS = 8  # of a drafter's block
 MAX_OFFERS = 2**20  # in one draft: ``tree.candidates.pack`` numbers them with 20 bits
 

@@ -11,8 +11,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from secondguess.config import TreeConfig
+from secondguess.config import DEFAULT_CONTEXT, TreeConfig
 from secondguess.device import choose_device
+from secondguess.drafter.opening import Openings
 from secondguess.engine.cycle import CycleTrace, Engine, Watcher
 from secondguess.engine.guard import Guard
 from secondguess.engine.menu import Menu
@@ -25,7 +26,7 @@ from secondguess.engine.thread import run, submit
 from secondguess.errors import UserError, did_you_mean, require
 from secondguess.grammar import Grammars
 from secondguess.methods import WITH_DRAFTER, make_speculator, parse_method
-from secondguess.prompts import Prompt, as_list, encode
+from secondguess.prompts import Prompt, as_chat, as_list, encode
 from secondguess.target.hf import HFTarget
 from secondguess.target.spread import load_spread
 from secondguess.types import AS_USUAL, Delta, Output, Request, SamplingParams, Speculation, Stats, Totals
@@ -156,8 +157,11 @@ class LLM:
             require(fits, f"budget must be in [1, {method.tree.max_budget}], got {wish.budget}")
 
     def encode(self, prompt: Prompt) -> tuple[int, ...]:
-        """The token ids that a prompt is decoded from."""
-        return encode(self.target.tokenizer, prompt)
+        """The token ids that a prompt is decoded from. The log is told once if a drafter knows no answers like its."""
+        ids = encode(self.target.tokenizer, prompt)
+        if as_chat(prompt):
+            self._openings.hear(ids)
+        return ids
 
     def decode(self, ids: Seq[int]) -> str:
         """The text of token ids, special tokens included; nothing without a tokenizer."""
@@ -246,6 +250,8 @@ class LLM:
             )
             for name, method in self.methods.items()
         }
+        networks = [*loaded.values(), *([] if isinstance(drafter, str | Path | None) else [drafter])]
+        self._openings = Openings(self.target.tokenizer, (network.answer_start for network in networks))
         return Engine(self.target, self._choose_among(speculators), self.target.new_cache(num_slots, columns))
 
     def _choose_among(self, speculators: dict[str, Speculator]) -> Speculator:

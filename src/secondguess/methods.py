@@ -156,7 +156,7 @@ def make_speculator(
     from secondguess.engine.graphs import usable
     from secondguess.engine.policy import Auto
 
-    network = open_drafter(method, target, drafter, loaded)
+    network = open_drafter(method, target, drafter, loaded, num_columns)
     tree = method.tree_for(network.config)
     if tree.budget != "auto":
         kind = ReplayedSpeculator if usable(target.spec.device) and is_static(tree) else EagleSpeculator
@@ -166,12 +166,17 @@ def make_speculator(
 
 
 def open_drafter(
-    method: Method, target: HFTarget, drafter: str | Path | Drafter | None, loaded: dict[Path, Drafter] | None = None
+    method: Method,
+    target: HFTarget,
+    drafter: str | Path | Drafter | None,
+    loaded: dict[Path, Drafter] | None = None,
+    context: int | None = None,
 ) -> Drafter:
     """The network of a method, the one that it names itself before any other. ``drafter``: a folder, the name of one
     that ships, or a network that is loaded already; None takes the one that ships for the method.
 
-    ``loaded``: drafters of this target by folder, for methods that share them; a new one is added.
+    ``loaded``: drafters of this target by folder, for methods that share them; a new one is added. ``context``: how
+    many tokens a text may have, by default as many as ``LLM`` allows.
     Raises UserError when there is no such drafter, or it does not fit the target or the method.
     """
     from secondguess.drafter.checkpoint import tap_for
@@ -182,7 +187,7 @@ def open_drafter(
         folder = find_drafter(drafter, method.name, target.embedding)
         loaded = {} if loaded is None else loaded
         if folder not in loaded:
-            loaded[folder] = packed_for_inference(load_examined(folder, target))
+            loaded[folder] = packed_for_inference(load_examined(folder, target, context))
         network, name = loaded[folder], f"drafter {folder}"
     else:
         network, name = drafter, "this drafter"
@@ -200,14 +205,14 @@ def check_network(method: Method, config: DrafterConfig, name: str) -> None:
         raise UserError(f"offer_width must be at most {config.draft_vocab_size}, the vocabulary of {name}")
 
 
-def load_examined(folder: Path, target: HFTarget) -> Drafter:
-    """A checkpoint; the log is warned of what does not fit."""
-    from secondguess.drafter.checkpoint import load_for
+def load_examined(folder: Path, target: HFTarget, context: int | None = None) -> Drafter:
+    """A checkpoint; the log is warned of what does not fit. ``context``: see ``open_drafter``."""
+    from secondguess.drafter.checkpoint import open_checkpoint
     from secondguess.drafter.checks import examine, warn
 
-    drafter = load_for(folder, target)
-    warn(folder, examine(folder, drafter, target.facts, target.embedding))
-    return drafter
+    checkpoint = open_checkpoint(folder, target)
+    warn(folder, examine(checkpoint, target.facts, target.embedding, context))
+    return checkpoint.drafter
 
 
 def packed_for_inference(drafter: Drafter) -> Drafter:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -33,18 +34,32 @@ def encode(tokenizer: PreTrainedTokenizerBase | None, prompt: Prompt) -> tuple[i
     conversation gets those of the model's chat template, and ends where the answer begins. Raises UserError when the
     target has no tokenizer or no chat template.
     """
+    if isinstance(prompt, str):
+        if tokenizer is None:
+            raise UserError(NO_TOKENIZER)
+        check_text(prompt)
+        return tuple(tokenizer.encode(prompt))
+    if chat := as_chat(prompt):
+        return _render(tokenizer, chat)
+    ids = cast("Sequence[Any]", prompt)
+    if not all(isinstance(token, int) for token in ids):
+        raise UserError("a prompt is text, token ids or messages; here it is a list of something else")
+    return tuple(ids)
+
+
+def as_chat(prompt: Prompt) -> Chat | None:
+    """A conversation, if it is one."""
     if isinstance(prompt, Chat):
-        return _render(tokenizer, prompt)
-    if not isinstance(prompt, str):
-        if len(prompt) > 0 and isinstance(prompt[0], Mapping):
-            return _render(tokenizer, Chat(cast("Sequence[Message]", prompt)))
-        if not all(isinstance(token, int) for token in prompt):
-            raise UserError("a prompt is text, token ids or messages; here it is a list of something else")
-        return tuple(cast("Sequence[int]", prompt))
-    if tokenizer is None:
-        raise UserError(NO_TOKENIZER)
-    check_text(prompt)
-    return tuple(tokenizer.encode(prompt))
+        return prompt
+    if isinstance(prompt, str) or not (len(prompt) > 0 and isinstance(prompt[0], Mapping)):
+        return None
+    return Chat(cast("Sequence[Message]", prompt))
+
+
+def ends_with(tokenizer: Any, ids: Sequence[int], text: str) -> bool:
+    """Whether what the token ids say ends with ``text``."""
+    most = len(text.encode()) + 8  # a token is a byte at least; some tokenizers lose a space where a text begins
+    return str(tokenizer.decode(list(ids[-most:]), clean_up_tokenization_spaces=False)).endswith(text)
 
 
 NO_TOKENIZER = "this target has no tokenizer: give prompts as token ids"
@@ -55,10 +70,7 @@ def _render(tokenizer: PreTrainedTokenizerBase | None, chat: Chat) -> tuple[int,
         raise UserError(NO_TOKENIZER)
     if not tokenizer.chat_template:
         raise UserError("this target has no chat template: give raw text instead")
-    settings = inspect.signature(tokenizer.apply_chat_template).parameters
-    for name in chat.variables:
-        if name in settings:
-            raise UserError(f"{name!r} is no variable that a chat template can be given: leave it out")
+    refuse_settings(tokenizer, chat.variables)
     messages: Any = [checked_message(message) for message in chat.messages]
     more: dict[str, Any] = {**chat.variables, "tools": [dict(tool) for tool in chat.tools] or None}
     try:
@@ -67,6 +79,26 @@ def _render(tokenizer: PreTrainedTokenizerBase | None, chat: Chat) -> tuple[int,
         raise UserError(f"the model's chat template does not take this conversation: {error}") from error
     check_text(text)
     return tuple(tokenizer.encode(text, add_special_tokens=False))
+
+
+def refuse_settings(tokenizer: PreTrainedTokenizerBase, variables: Mapping[str, Any]) -> None:
+    """Raises UserError for a variable whose name is a setting of how templates are used."""
+    settings = inspect.signature(tokenizer.apply_chat_template).parameters
+    for name in variables:
+        if name in settings:
+            raise UserError(f"{name!r} is no variable that a chat template can be given: leave it out")
+
+
+def check_variables(tokenizer: PreTrainedTokenizerBase | None, variables: Mapping[str, Any]) -> None:
+    """Raises UserError for a variable that the target's chat template does not have."""
+    if not variables:
+        return
+    if tokenizer is None or not tokenizer.chat_template:
+        raise UserError("this target has no chat template, so it takes no template variables: leave them out")
+    refuse_settings(tokenizer, variables)
+    for name in variables:
+        if not re.search(rf"\b{re.escape(name)}\b", str(tokenizer.chat_template)):
+            raise UserError(f"the target's chat template has no variable {name!r}: leave it out")
 
 
 def checked_message(message: Message) -> dict[str, Any]:

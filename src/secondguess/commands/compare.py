@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from io import TextIOWrapper
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.rule import Rule
@@ -19,7 +20,7 @@ from secondguess.engine.thread import run
 from secondguess.errors import UserError
 from secondguess.llm import LLM
 from secondguess.methods import parse_method
-from secondguess.prompts import Message, encode
+from secondguess.prompts import Chat, Message, encode
 from secondguess.target.hf import HFTarget
 from secondguess.target.spread import is_follower, load_spread
 from secondguess.types import SamplingParams
@@ -54,15 +55,20 @@ def make_llms(
     return llms
 
 
-def prompt_ids(target: HFTarget, prompt: str | list[Message], raw: bool = False) -> list[int]:
+def prompt_ids(
+    target: HFTarget, prompt: str | list[Message], raw: bool = False, variables: Mapping[str, Any] | None = None
+) -> list[int]:
     """The prompt, or a whole conversation, in the chat template, or as plain text if ``raw`` or without a template.
+
+    ``variables``: what the chat template is given besides.
 
     Raises UserError if it leaves no room for an answer.
     """
     assert target.tokenizer, "targets that are loaded by name have one"
     chat = not raw and target.tokenizer.chat_template
     messages: list[Message] = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-    ids = list(encode(target.tokenizer, messages if chat else "\n".join(m["content"] for m in messages)))
+    asked = Chat(messages, variables=variables or {}) if chat else "\n".join(m["content"] for m in messages)
+    ids = list(encode(target.tokenizer, asked))
     if len(ids) >= target.spec.context_len:
         raise UserError(f"a prompt has {len(ids)} tokens, the context holds {target.spec.context_len}: shorten it")
     return ids

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from secondguess.bench.acceptance import Tally, count
+from secondguess.bench.plan import Prompt
 from secondguess.bench.replay import Text, read, replay
 from secondguess.bench.tasks import FOLDER, load_tasks
 from secondguess.bench.transcript import BEYOND
-from secondguess.commands.conversations import encode_all, transcribe
+from secondguess.commands.compare import prompt_ids
+from secondguess.commands.conversations import transcribe
 from secondguess.config import TreeConfig
 from secondguess.drafter.model import Drafter
 from secondguess.drafter.speculator import EagleSpeculator
@@ -42,8 +44,20 @@ class Probe:
         return tallies
 
 
-def open_probe(target: HFTarget, tree: TreeConfig, max_new_tokens: int, console: Console) -> Probe:
-    """Decode the answers, unless they are known. The states are those of the layers that ``target`` taps by now."""
-    prompts = encode_all(target, load_tasks([str(PROMPTS)]), max_new_tokens, BATCH, console)
+def open_probe(
+    target: HFTarget,
+    tree: TreeConfig,
+    max_new_tokens: int,
+    console: Console,
+    variables: Mapping[str, Any] | None = None,
+) -> Probe:
+    """Decode the answers, unless they are known. The states are those of the layers that ``target`` taps by now.
+
+    ``variables``: what the chat template is given besides the questions.
+    """
+    prompts = [
+        Prompt(task.task, task.id, tuple(prompt_ids(target, task.turns[0], variables=variables)), task.stop)
+        for task in load_tasks([str(PROMPTS)])
+    ]
     transcripts = transcribe(target, prompts, SamplingParams(max_tokens=max_new_tokens), BATCH, console)
     return Probe([run(read, target, transcript) for transcript in transcripts], tree)

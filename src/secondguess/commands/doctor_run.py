@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from secondguess.atomic import replacing
 from secondguess.bench.acceptance import Tally, acceptance_length, paired_gain
+from secondguess.commands.doctor import DoctorOptions
 from secondguess.commands.doctor_probe import Probe, open_probe
 from secondguess.config import TreeConfig
-from secondguess.drafter.checkpoint import load_for
-from secondguess.drafter.checks import Finding, examine
+from secondguess.drafter.checks import Finding, answers
 from secondguess.drafter.model import Drafter
+from secondguess.drafter.patient import Loaded, admit
 from secondguess.drafter.readings import readings
 from secondguess.drafter.settings import read_json
 from secondguess.engine.thread import run
-from secondguess.errors import UserError
 from secondguess.methods import parse_method
+from secondguess.prompts import check_variables
+from secondguess.target.facts import served_with
 from secondguess.target.hf import HFTarget
 
 if TYPE_CHECKING:
@@ -30,39 +32,38 @@ TOLERANCE = 0.9  # of the card's
 BETTER = 0.05  # by which share another reading has to be better to be named
 
 
-def look(args: argparse.Namespace, target: HFTarget, folder: Path, console: Console) -> list[Finding]:
-    """Every finding; the only one is the error if the drafter cannot be loaded."""
-    try:
-        drafter = run(load_for, folder, target)
-    except UserError as error:
-        return [Finding("checkpoint", "error", str(error))]
-    whole = Finding("checkpoint", "ok", "whole: all settings and tensors are there, of the right shape")
-    findings = [whole, *run(examine, folder, drafter, target.facts, target.embedding)]
-    if args.probe:
-        findings += probe(args, target, folder, drafter, console)
+def look(options: DoctorOptions, target: HFTarget, folder: Path, console: Console) -> list[Finding]:
+    """Every finding, those of the guesses only if the drafter can be loaded."""
+    check_variables(target.tokenizer, options.variables)
+    facts = served_with(target.facts, target.tokenizer, options.variables)
+    patient, checkpoint = run(admit, folder, target, facts)
+    findings = [checkpoint, *run(answers, patient)]
+    if options.probe and isinstance(patient, Loaded):
+        findings += probe(options, target, folder, patient, console)
     return findings
 
 
-def probe(
-    args: argparse.Namespace, target: HFTarget, folder: Path, drafter: Drafter, console: Console
-) -> list[Finding]:
-    """The acceptance length beside the one that the checkpoint holds; ``--record`` keeps it there.
+def probe(options: DoctorOptions, target: HFTarget, folder: Path, patient: Loaded, console: Console) -> list[Finding]:
+    """The acceptance length beside the one that the checkpoint holds; ``record`` keeps it there.
 
     Of a drafter that was imported as it is, those of other readings, too.
     """
-    c, block = drafter.config, read_json(folder)["secondguess"]
+    drafter, budget = patient.drafter, options.budget
+    c = drafter.config
     typed = "pr" if c.second_look else "eagle3.1"
-    tree = TreeConfig(budget=args.budget, offer_width=min(TreeConfig().offer_width, c.draft_vocab_size))
-    others = run(lambda: dict(readings(drafter, target))) if "imported" in block else {}
-    texts = open_probe(target, parse_method(typed, tree).tree, args.max_new_tokens, console)
+    tree = TreeConfig(budget=budget, offer_width=min(TreeConfig().offer_width, c.draft_vocab_size))
+    others = run(lambda: dict(readings(drafter, target))) if "imported" in patient.block else {}
+    shape = parse_method(typed, tree).tree
+    texts = open_probe(target, shape, options.max_new_tokens, console, options.variables)
     ours = texts.replay(drafter)
     tau = acceptance_length(ours)
-    setting = {"method": typed, "budget": args.budget, "max_new_tokens": args.max_new_tokens}
-    card = block.get("probe", {})
-    if args.record and tau is not None:
-        record(folder, {"acceptance_length": round(tau, 3), **setting})
+    setting = {"method": typed, "budget": budget, "max_new_tokens": options.max_new_tokens}
+    card = patient.block.get("probe", {})
     known = card["acceptance_length"] if card and setting.items() <= card.items() else None
-    return [judge(tau, args.budget, known), *compare(texts, ours, others)]
+    judged = judge(tau, budget, known)
+    if options.record and tau is not None:
+        judged = record(folder, {"acceptance_length": round(tau, 3), **setting}, judged, known)
+    return [judged, *compare(texts, ours, others)]
 
 
 def compare(texts: Probe, ours: Sequence[Tally], others: Mapping[str, Drafter]) -> list[Finding]:
@@ -102,8 +103,13 @@ def judge(tau: float | None, budget: int, known: float | None) -> Finding:
     return Finding("acceptance", "ok", found)
 
 
-def record(folder: Path, found: dict[str, Any]) -> None:
+def record(folder: Path, found: dict[str, Any], judged: Finding, known: float | None) -> Finding:
+    """Keep what was found, unless that would hide a fault from later doctors. ``known``: what is kept so far."""
+    if judged.verdict == "error" or (known is not None and judged.verdict != "ok"):
+        kept = "" if known is None else f": the checkpoint keeps {known:.2f}"
+        return replace(judged, found=f"{judged.found}; not recorded{kept}")
     config = read_json(folder)
     config["secondguess"]["probe"] = found
     with replacing(folder / "config.json") as temporary:
         temporary.write_text(json.dumps(config, indent=1) + "\n")
+    return judged

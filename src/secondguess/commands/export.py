@@ -10,7 +10,7 @@ from secondguess.errors import require
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("drafter", metavar="DRAFTER", help="folder, or name of one that ships (smollm2-135m/pr)")
+    add("drafter", metavar="DRAFTER", help="folder, hub id, or name of one that ships (smollm2-135m/pr)")
     forms = "eagle3: for vLLM and SGLang; speculators: for 'vllm serve DIR'"
     add("--to", dest="form", required=True, choices=("eagle3", "speculators"), help=forms)
     add("folder", type=Path, metavar="DIR", help="new folder")

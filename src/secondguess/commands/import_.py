@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from secondguess.commands.compare import load, stdout_console
     from secondguess.commands.show_findings import conclusion, table
-    from secondguess.drafter.checkpoint import load_for, save_drafter
+    from secondguess.drafter.checkpoint import open_checkpoint, save_drafter
     from secondguess.drafter.checks import examine
     from secondguess.drafter.folder import check_new, new_folder
     from secondguess.drafter.foreign import find_source, parse_given, read_foreign
@@ -44,8 +44,8 @@ def run(args: argparse.Namespace) -> int:
     notes = {"target": args.target, "imported": {"from": folder.name, "given": given}}
     with new_folder(args.folder) as temporary:
         save_drafter(imported.drafter, temporary, notes, imported.dtype)
-    drafter = on_engine(load_for, args.folder, target)
-    findings = on_engine(examine, args.folder, drafter, target.facts, target.embedding)
+    checkpoint = on_engine(open_checkpoint, args.folder, target)
+    findings = on_engine(examine, checkpoint, target.facts, target.embedding)
     console = stdout_console()
     for remark in source.remarks:
         console.print(remark, markup=False, soft_wrap=True)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from argparse import ArgumentParser, Namespace
+import json
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable, Collection
 from dataclasses import MISSING, Field, fields
 from pathlib import Path
@@ -55,8 +56,33 @@ def add_trust(parser: ArgumentParser) -> None:
 
 
 def add_drafter(parser: ArgumentParser) -> None:
-    which = "folder, or name of one that ships (default: the one named like the method)"
+    which = "folder, hub id, or name of one that ships (default: the one named like the method)"
     parser.add_argument("--drafter", help=which)
+
+
+def add_variables(parser: ArgumentParser) -> None:
+    """``template_variables``: pairs of a name and a value."""
+    what = "what the chat template is given besides the conversation: enable_thinking=false; may be repeated"
+    parser.add_argument(
+        "--template-variable",
+        dest="template_variables",
+        type=variable,
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help=what,
+    )
+
+
+def variable(text: str) -> tuple[str, Any]:
+    """A name and its value: JSON, else the text as it is."""
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise ArgumentTypeError(f"must be NAME=VALUE, got {text!r}")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value
 
 
 def add_dtype(parser: ArgumentParser) -> None:

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from secondguess.atomic import check_folder
 from secondguess.bench.tasks import TASKS, load_tasks
-from secondguess.commands.options import DTYPES, add_device, add_target
+from secondguess.commands.options import DTYPES, add_device, add_target, add_variables
 from secondguess.commands.record import add_json, make_record, write_json
 from secondguess.commands.workload import comma_separated
 from secondguess.errors import UserError
@@ -52,6 +52,7 @@ def add_answers(parser: argparse.ArgumentParser) -> None:
     add, floats = parser.add_argument, comma_separated(float)
     mix = "a conversation has one of these, drawn by its id (default: 0,1)"
     add("--temperature", dest="temperatures", type=floats, default=(0.0, 1.0), metavar="FLOAT,...", help=mix)
+    add_variables(parser)
     add("--top-k", type=int, default=0, metavar="INT", help="where the temperature is not 0; 0 keeps all (default: 0)")
     add("--max-new-tokens", type=int, default=256, metavar="INT", help="of one answer (default: 256)")
     add("--seed", type=int, default=0, metavar="INT", help="of all draws (default: 0)")

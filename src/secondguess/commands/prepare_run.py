@@ -127,13 +127,14 @@ def open_local(args: Namespace) -> tuple[Chat, Opened]:
     target = load(args.target, args.dtype or "float32", args.device, args.trust_remote_code)
     context = min(target.spec.context_len, max(CONTEXT, 2 * args.max_new_tokens))
     llm = LLM(target, method="ar", max_batch_size=args.batch_size, max_model_len=context)
-    return chat_of(llm), nullcontext(Local(llm))
+    return chat_of(llm, dict(args.template_variables)), nullcontext(Local(llm))
 
 
 def open_endpoint(args: Namespace) -> tuple[Chat, Opened]:
     from secondguess.prepare.endpoint import Endpoint  # needs an extra
 
-    chat, key = load_chat(args.target, args.trust_remote_code), os.environ.get("OPENAI_API_KEY", "").strip()
+    chat = load_chat(args.target, args.trust_remote_code, dict(args.template_variables))
+    key = os.environ.get("OPENAI_API_KEY", "").strip()
     return chat, Endpoint(args.endpoint, args.model or args.target, key or None, chat, args.batch_size)
 
 

@@ -58,17 +58,23 @@ class Recording:
 
 
 def recordings(
-    args: argparse.Namespace, target: HFTarget, methods: list[Method], prompts: list[TaskPrompt], console: Console
+    args: argparse.Namespace,
+    target: HFTarget,
+    methods: list[Method],
+    prompts: list[TaskPrompt],
+    console: Console,
+    drafters: dict[Path, Drafter] | None = None,
 ) -> Iterator[Recording]:
-    """One per temperature. Raises UserError if ``methods`` draft further than the texts are known, or a drafter is
-    missing or does not fit.
+    """One per temperature. ``drafters``: those of the methods, if they are loaded already. Raises UserError if
+    ``methods`` draft further than the texts are known, or a drafter is missing or does not fit.
     """
     if any(m.tree.num_steps > BEYOND for m in methods):
         raise UserError(f"replay knows {BEYOND} tokens past the end of a text: num_steps must be at most that")
-    drafters: dict[Path, Drafter] = {}  # before hours of decoding
-    for m in methods:
-        if m.has_drafter:
-            run(open_drafter, m, target, given(args, m), drafters)
+    if drafters is None:
+        drafters = {}
+        for m in methods:  # before hours of decoding
+            if m.has_drafter:
+                run(open_drafter, m, target, given(args, m), drafters)
     encoded = encode_all(target, prompts, args.max_new_tokens, args.batch_size, console)
     for temperature in args.temperatures:
         params = SamplingParams(temperature=temperature, seed=args.seed, max_tokens=args.max_new_tokens)

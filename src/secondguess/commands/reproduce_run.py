@@ -45,7 +45,8 @@ def replay_job(world: World, job: Job, console: Console) -> Results:
     """Tau: every method over the same texts, decoded once."""
     args = world.with_args(temperatures=(job.temperature,))
     methods = {method_of(m): m for m in job.measurements}
-    [recording] = recordings(args, world.target, list(methods), world.prompts(job.measurements[0]), console)
+    prompts = world.prompts(job.measurements[0])
+    [recording] = recordings(args, world.target, list(methods), prompts, console, world.loaded)
     size, columns = args.batch_size, recording.num_columns
     folders = {method: world.folders[m.variant.drafter] for method, m in methods.items()}
     speculators = {

@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import yaml
 
-from secondguess.config import DrafterConfig
+from secondguess.config import CHAIN, DrafterConfig
 
 PAPER = "https://arxiv.org/abs/2611.05724"
 PLACES = ("responses", "out", "captures", "track")  # settings of a training run that say nothing of the drafter
+SGLANG_TREE = {"num-steps": 5, "eagle-topk": 6, "num-draft-tokens": 25}  # the root counts as a token there
+WORDS = {1: "One layer", 2: "Two layers"}
 
 
-def card(name: str, form: str, c: DrafterConfig, block: Mapping[str, Any], base_model: str) -> str:
+@dataclass(frozen=True, slots=True)
+class Names:
+    """What the drafter's folder is called, and its target: by other engines, and by this package."""
+
+    drafter: str
+    base_model: str
+    target: str
+
+
+def card(names: Names, form: str, c: DrafterConfig, block: Mapping[str, Any]) -> str:
     """Markdown, with the header that the hub reads. ``form``: see ``export``."""
-    kind = kind_of(c)
+    kind, base_model = kind_of(c), names.base_model
     tags = ["speculative-decoding", "eagle3", *["parallel-reconsideration"] * (c.second_look is not None)]
     header = [
         "---",
@@ -28,11 +40,12 @@ def card(name: str, form: str, c: DrafterConfig, block: Mapping[str, Any], base_
     ]
     parts = [
         f"# {kind} drafter for {base_model}",
-        f"It guesses the next tokens of {base_model}, which checks them: the same text in less time. One layer of "
-        f"width {c.hidden_size}; it can offer {c.draft_vocab_size} of the {c.vocab_size} tokens.",
+        f"It guesses the next tokens of {base_model}, which checks them: the same text in less time. "
+        f"{WORDS.get(c.num_layers, f'{c.num_layers} layers')} of width {c.hidden_size}; it can offer "
+        f"{c.draft_vocab_size} of the {c.vocab_size} tokens.",
         measured(block),
         "## Serve it",
-        *commands(name, form, base_model),
+        *commands(names, form, c),
         *retraining(block),
         *notes(c),
     ]
@@ -72,21 +85,40 @@ def retraining(block: Mapping[str, Any]) -> list[str]:
     return ["## Train it again", again, f"```yaml\n{said}\n```"]
 
 
-def commands(name: str, form: str, base_model: str) -> list[str]:
-    """How engines start with it; ``name`` is its folder."""
-    config = f'{{"method": "eagle3", "model": "{name}", "num_speculative_tokens": 5}}'
-    vllm = f"vllm serve {base_model} --speculative-config '{config}'" if form == "eagle3" else f"vllm serve {name}"
+def commands(names: Names, form: str, c: DrafterConfig) -> list[str]:
+    """How engines that compute what the drafter was trained to compute start with it."""
     lines = [
-        f"[secondguess](https://pypi.org/project/secondguess): `secondguess serve {base_model} --drafter {name}`",
-        f"vLLM: `{vllm}`",
+        f"secondguess: `secondguess serve {names.target} --drafter {names.drafter}`",
+        f"vLLM: `{vllm_command(names, form)}`",
     ]
-    if form == "eagle3":
-        launch = f"python -m sglang.launch_server --model-path {base_model} --speculative-algorithm EAGLE3"
-        tree = "--speculative-num-steps 5 --speculative-eagle-topk 6 --speculative-num-draft-tokens 25"
-        lines.append(f"SGLang: `{launch} --speculative-draft-model-path {name} {tree}`")
-    else:
-        lines.append("SGLang does not read this form: `secondguess export --to eagle3` writes the other.")
-    return lines
+    if unread_by_sglang(c):
+        return lines
+    if form != "eagle3":
+        return [*lines, "SGLang does not read this form: `secondguess export --to eagle3` writes the other."]
+    return [*lines, f"SGLang: `{sglang_command(names)}`"]
+
+
+def vllm_command(names: Names, form: str) -> str:
+    if form != "eagle3":
+        return f"vllm serve {names.drafter}"
+    config = f'{{"method": "eagle3", "model": "{names.drafter}", "num_speculative_tokens": {CHAIN}}}'
+    return f"vllm serve {names.base_model} --speculative-config '{config}'"
+
+
+def sglang_command(names: Names) -> str:
+    launch = f"python -m sglang.launch_server --model-path {names.base_model} --speculative-algorithm EAGLE3"
+    tree = " ".join(f"--speculative-{flag} {value}" for flag, value in SGLANG_TREE.items())
+    return f"{launch} --speculative-draft-model-path {names.drafter} {tree}"
+
+
+def unread_by_sglang(c: DrafterConfig) -> list[str]:
+    """What of the network SGLang passes over without a word, or may: it would guess next to nothing right."""
+    parts = {
+        "`norm_before_residual`": c.norm_before_residual,
+        "`norm_before_fc`": c.norm_before_fc,
+        f"more than the first of {c.num_layers} layers": c.num_layers > 1,
+    }
+    return [part for part, there in parts.items() if there]
 
 
 def notes(c: DrafterConfig) -> list[str]:
@@ -94,6 +126,9 @@ def notes(c: DrafterConfig) -> list[str]:
     found = []
     if c.fc_norm or c.norm_output:
         found.append("An engine must know `fc_norm` and `norm_output` (EAGLE-3.1). llama.cpp does not.")
+    if unread := unread_by_sglang(c):
+        bad = "It would say nothing of that and guess badly: do not serve the drafter there."
+        found.append(f"SGLang is not known to read {' and '.join(unread)}. {bad}")
     if c.second_look is not None:
         needs = "secondguess (its server, or its plug-ins for vLLM and SGLang) and `reconsider/`."
         second = f"The second look ([parallel reconsideration]({PAPER})) needs {needs}"

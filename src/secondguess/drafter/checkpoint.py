@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +29,22 @@ from secondguess.drafter.speculators_form import flat_names
 from secondguess.drafter.vocab import from_offsets, to_offsets
 from secondguess.errors import UserError
 from secondguess.target.base import Target
+from secondguess.target.facts import trained_opening
 from secondguess.target.fingerprint import embedding_fingerprint
 
 WEIGHTS = "model.safetensors"
 QUERY = Path("reconsider") / "query.safetensors"
 EMBEDDING = "embed_tokens.weight"
 STORED = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A drafter as it was loaded from ``folder``, and the ``secondguess`` block of its config."""
+
+    folder: Path
+    block: dict[str, Any]
+    drafter: Drafter
 
 
 def save_drafter(drafter: Drafter, folder: Path, notes: dict[str, Any], dtype: torch.dtype = torch.bfloat16) -> None:
@@ -82,17 +93,27 @@ def weights_digest(folder: Path) -> str:
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 
-def load_drafter(folder: Path, embedding: Tensor, target_num_layers: int) -> Drafter:
+def load_checkpoint(folder: Path, embedding: Tensor, target_num_layers: int) -> Checkpoint:
     """Read a checkpoint for the target whose ``embedding`` [vocabulary, hidden] is given; parameters in its dtype.
 
     Raises UserError if the folder is no EAGLE-3.1 / PR checkpoint, is damaged, or belongs to another target.
     """
-    shape, ours = read_settings(folder)
-    check_target(shape, ours, embedding, target_num_layers, folder)
+    shape, block = read_settings(folder)
+    check_target(shape, block, embedding, target_num_layers, folder)
+    return Checkpoint(folder, block, read_drafter(folder, shape, block, embedding))
+
+
+def load_drafter(folder: Path, embedding: Tensor, target_num_layers: int) -> Drafter:
+    """As ``load_checkpoint``, the drafter alone."""
+    return load_checkpoint(folder, embedding, target_num_layers).drafter
+
+
+def read_drafter(folder: Path, shape: DrafterConfig, block: dict[str, Any], embedding: Tensor) -> Drafter:
+    """What the settings ``shape`` and ``block`` of a checkpoint say of its tensors must be so."""
     drafter = build(folder, shape, embedding)
-    drafter.target_embedding = ours["target_embedding"]
+    drafter.target_embedding, drafter.answer_start = block["target_embedding"], trained_opening(block)
     vocab = ids_hash(drafter.target_ids)
-    if ours.get("draft_vocab", vocab) != vocab:
+    if block.get("draft_vocab", vocab) != vocab:
         raise UserError(f"{folder}: d2t is not the one that the head was trained with: the drafter is damaged")
     return drafter.to(embedding.device, embedding.dtype).eval()
 
@@ -109,11 +130,16 @@ def build(folder: Path, shape: DrafterConfig, embedding: Tensor) -> Drafter:
     return drafter
 
 
+def open_checkpoint(folder: Path, target: Target) -> Checkpoint:
+    """As ``load_checkpoint``, and ``target`` taps from now on what the drafter reads."""
+    checkpoint = load_checkpoint(folder, target.embedding, target.spec.num_layers)
+    tap_for(checkpoint.drafter, target)
+    return checkpoint
+
+
 def load_for(folder: Path, target: Target) -> Drafter:
-    """As ``load_drafter``, and ``target`` taps from now on what the drafter reads."""
-    drafter = load_drafter(folder, target.embedding, target.spec.num_layers)
-    tap_for(drafter, target)
-    return drafter
+    """As ``open_checkpoint``, the drafter alone."""
+    return open_checkpoint(folder, target).drafter
 
 
 def tap_for(drafter: Drafter, target: Target) -> None:

@@ -6,57 +6,45 @@ the usual cause of guesses that are not accepted, of which nothing else would be
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from safetensors import safe_open
 
-from secondguess.drafter.checkpoint import WEIGHTS
-from secondguess.drafter.model import Drafter
+from secondguess.drafter.checkpoint import Checkpoint
+from secondguess.drafter.patient import Configured, Finding, Fitting, Loaded, Patient, Verdict, loaded
 from secondguess.drafter.rope import rope_parameters
-from secondguess.drafter.settings import read_settings
 from secondguess.target.base import default_tap_layers
-from secondguess.target.facts import TargetFacts, recorded
+from secondguess.target.facts import STRANGE, TargetFacts
 from secondguess.target.fingerprint import SAMPLE
 
 LOW_COVERAGE = 0.8  # of the training answers' tokens
 FOREIGN = 0.1  # nats a token, see ``train.own``
-Verdict = Literal["ok", "unknown", "warning", "error"]
+FAR = 8  # times as long as the training's texts; a drafter that did well at 2,000 tokens was useless at 20,000
 Answer = tuple[Verdict, str, str]  # what was found, and what to do about it
+UNREAD: Answer = ("unknown", "cannot be told while the checkpoint does not load", "")
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """A line of the doctor."""
+def examine(
+    checkpoint: Checkpoint, facts: TargetFacts, embedding: torch.Tensor, context: int | None = None
+) -> list[Finding]:
+    """All questions about a drafter that was loaded for the target with these facts and embedding.
 
-    name: str
-    verdict: Verdict
-    found: str
-    fix: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Patient:
-    """A drafter beside its target."""
-
-    drafter: Drafter
-    block: Mapping[str, Any]  # the checkpoint's ``secondguess`` block
-    stored: str  # dtype on disk
-    then: TargetFacts  # at training
-    now: TargetFacts
-    embedding: torch.Tensor  # the target's
+    ``context``: tokens that a text may have, by default as many as ``LLM`` allows.
+    """
+    return answers(loaded(checkpoint, facts, embedding, context))
 
 
-def examine(folder: Path, drafter: Drafter, facts: TargetFacts, embedding: torch.Tensor) -> list[Finding]:
-    """All questions about a drafter that was loaded from ``folder`` for the target with these facts and embedding."""
-    _, block = read_settings(folder)
-    patient = Patient(drafter, block, stored_dtype(folder), recorded(block), facts, embedding)
-    return [Finding(name, *check(patient)) for name, check in CHECKS.items()]
+def answers(patient: Patient) -> list[Finding]:
+    """To all questions, as far as the checkpoint could be read."""
+    return [
+        Finding(name, *(check(patient) if isinstance(patient, needs) else UNREAD))
+        for name, (needs, check) in CHECKS.items()
+    ]
 
 
 def warn(folder: Path, findings: list[Finding]) -> None:
@@ -67,30 +55,25 @@ def warn(folder: Path, findings: list[Finding]) -> None:
         logging.getLogger(__name__).warning("drafter %s may not fit, see 'secondguess doctor': %s", folder, told)
 
 
-def stored_dtype(folder: Path) -> str:
-    with safe_open(folder / WEIGHTS, "pt") as file:
-        return str(file.get_tensor("norm.weight").dtype).removeprefix("torch.")
-
-
-def sizes(p: Patient) -> Answer:
-    c = p.drafter.config
+def sizes(p: Fitting) -> Answer:
+    c = p.config
     heads = f"{c.num_attention_heads} heads of {c.head_dim}"
     return "ok", f"{c.hidden_size} in the drafter, {c.target_hidden_size} in the target; {heads}", ""
 
 
-def taps(p: Patient) -> Answer:
-    c = p.drafter.config
+def taps(p: Fitting) -> Answer:
+    c = p.config
     layers = ", ".join(map(str, c.tap_layers or default_tap_layers(c.target_num_layers)))
     kind = "EAGLE-3's" if c.tap_layers is None else "its own"
     return "ok", f"inputs of layers {layers} of {c.target_num_layers} ({kind})", ""
 
 
-def vocabulary(p: Patient) -> Answer:
-    c, ids = p.drafter.config, p.drafter.target_ids
+def vocabulary(p: Loaded) -> Answer:
+    c, ids = p.config, p.drafter.target_ids
     if c.draft_vocab_size < c.vocab_size and int(ids[-1]) == len(ids) - 1:
         lost = f"its {len(ids)} tokens are the first of the target's: the map of another tool's drafter was lost"
         return "warning", lost, "give it the d2t that it was trained with"
-    coverage = p.block.get("training", {}).get("vocabulary_coverage")
+    coverage = p.training.get("vocabulary_coverage")
     found = f"{len(ids)} of the target's {c.vocab_size} tokens"
     if coverage is None:
         return "ok", found, ""
@@ -104,8 +87,8 @@ def tokenizer(p: Patient) -> Answer:
     return same(p.then.tokenizer, p.now.tokenizer, "tokenizer", fix)
 
 
-def norms(p: Patient) -> Answer:
-    c = p.drafter.config
+def norms(p: Configured) -> Answer:
+    c = p.config
     on = [name for name in ("fc_norm", "norm_before_fc", "norm_before_residual", "norm_output") if getattr(c, name)]
     if c.fc_norm and not c.norm_output:
         lost = "fc_norm without norm_output is neither EAGLE-3 nor EAGLE-3.1: tools are known to lose norm_output"
@@ -113,8 +96,8 @@ def norms(p: Patient) -> Answer:
     return "ok", ", ".join(on) or "none but the block's own (EAGLE-3)", ""
 
 
-def rope(p: Patient) -> Answer:
-    c, now = p.drafter.config, p.now.rope or {}
+def rope(p: Configured) -> Answer:
+    c, now = p.config, p.now.rope or {}
     ours, fix = rope_parameters(c), "right only if it was trained so; else import it with --set rope_theta=..."
     if ours["rope_theta"] != now.get("rope_theta"):
         return "warning", f"base {ours['rope_theta']:g}, the target's is {now.get('rope_theta')}", fix
@@ -131,19 +114,23 @@ def scaling_name(rope: Mapping[str, Any]) -> str:
     return f"{rope.get('rope_type', 'default')}" + (f" by {rope['factor']:g}" if "factor" in rope else "")
 
 
-def positions(p: Patient) -> Answer:
-    limit, context = p.drafter.config.max_position_embeddings, p.now.max_positions or 0
-    if limit is None:
-        return "unknown", f"it does not say how far it goes; the target takes {context}", ""
-    if limit < context:
+def positions(p: Configured) -> Answer:
+    limit, takes, trained = p.config.max_position_embeddings, p.now.max_positions or 0, p.training.get("trained_length")
+    if limit is not None and limit < takes:
         fix = "expect few accepted guesses past that: keep texts shorter, or train it on longer ones"
-        return "warning", f"made for {limit}, the target takes {context}", fix
-    return "ok", f"{limit}, the target takes {context}", ""
+        return "warning", f"made for {limit}, the target takes {takes}", fix
+    if trained and p.context > FAR * trained:
+        fix = "expect few accepted guesses in long texts: train it on longer answers, or serve with --max-model-len"
+        return "warning", f"trained on texts of up to {trained} tokens, here they may have {p.context}", fix
+    if limit is None:
+        return "unknown", f"it does not say how far it goes; the target takes {takes}", ""
+    also = f"; trained on texts of up to {trained}" if trained else ""
+    return "ok", f"{limit}, the target takes {takes}{also}", ""
 
 
-def embeddings(p: Patient) -> Answer:
+def embeddings(p: Loaded) -> Answer:
     head = "its own head; the target's is " + ("tied" if p.now.tied_embeddings else "not tied")
-    if not p.drafter.config.own_embedding:
+    if not p.config.own_embedding:
         return "ok", f"the target's token embedding, {head}", ""
     mine, theirs = p.drafter.embedding[:SAMPLE].float(), p.embedding[:SAMPLE].float()
     if mine.shape == theirs.shape and (likeness := F.cosine_similarity(mine, theirs).mean().item()) < 0.5:
@@ -152,24 +139,37 @@ def embeddings(p: Patient) -> Answer:
     return "ok", f"a token embedding of its own, {head}", ""
 
 
-def dtype(p: Patient) -> Answer:
+def dtype(p: Loaded) -> Answer:
     then = "" if p.then.dtype is None else f"; trained beside the target in {p.then.dtype}"
     return "ok", f"stored in {p.stored}, runs in {p.now.dtype} as the target{then}", ""
 
 
 def chat_template(p: Patient) -> Answer:
     fix = "use the template that made the training data, or train on answers under this one"
+    if found := strange_prompts(p):
+        return "warning", f"{found}: another chat template or thinking mode than the target's", fix
     return same(p.then.chat_template, p.now.chat_template, "chat template", fix)
 
 
 def thinking(p: Patient) -> Answer:
-    fix = "train on answers of the mode that is served"
+    fix, variables = "train on answers of the mode that is served", p.training.get("template_variables")
+    if found := strange_prompts(p):
+        return "warning", f"not known: {found}", fix
+    if variables:
+        fix = f"serve with chat_template_kwargs {json.dumps(variables)}, or {fix}"
     return same(p.then.thinking, p.now.thinking, "thinking mode", fix, show=True)
+
+
+def strange_prompts(p: Patient) -> str | None:
+    """What of the training's prompts the target's chat template would not have written, if that is much."""
+    share = p.training.get("strange_prompts") or 0.0
+    start = p.then.answer_start
+    return f"{share:.0%} of its training's prompts do not end with {start!r}" if share > STRANGE else None
 
 
 def provenance(p: Patient) -> Answer:
     fix = "expect fewer accepted guesses beside a fine-tune of its target: train it on answers of this one"
-    method, training = p.block.get("method"), p.block.get("training", {})
+    method, training = p.block.get("method"), p.training
     count, surprise = training.get("num_responses"), training.get("surprise")
     made = (f"as {method}" if method else "by another trainer") + (f" on {count} answers" if count else "")
     if surprise is not None and surprise > FOREIGN:
@@ -188,17 +188,18 @@ def same(then: str | None, now: str | None, what: str, fix: str, show: bool = Fa
     return "ok", f"the {what} of training" + (f": {now}" if show else ""), ""
 
 
-CHECKS: dict[str, Callable[[Patient], Answer]] = {
-    "hidden sizes": sizes,
-    "tapped layers": taps,
-    "vocabulary": vocabulary,
-    "tokenizer": tokenizer,
-    "norms": norms,
-    "rope": rope,
-    "positions": positions,
-    "embeddings": embeddings,
-    "dtype": dtype,
-    "chat template": chat_template,
-    "thinking": thinking,
-    "provenance": provenance,
+# How much of the checkpoint a question needs, and who answers it.
+CHECKS: dict[str, tuple[type[Patient], Callable[[Any], Answer]]] = {
+    "hidden sizes": (Fitting, sizes),
+    "tapped layers": (Fitting, taps),
+    "vocabulary": (Loaded, vocabulary),
+    "tokenizer": (Patient, tokenizer),
+    "norms": (Configured, norms),
+    "rope": (Configured, rope),
+    "positions": (Configured, positions),
+    "embeddings": (Loaded, embeddings),
+    "dtype": (Loaded, dtype),
+    "chat template": (Patient, chat_template),
+    "thinking": (Patient, thinking),
+    "provenance": (Patient, provenance),
 }

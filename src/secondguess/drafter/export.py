@@ -18,15 +18,18 @@ from typing import Any
 
 import torch
 
-from secondguess.drafter.card import card
+from secondguess.config import CHAIN, DrafterConfig
+from secondguess.drafter.card import Names, card
 from secondguess.drafter.checkpoint import QUERY, WEIGHTS, build, load_tensors, write_tensors
 from secondguess.drafter.folder import new_folder
 from secondguess.drafter.settings import read_settings, to_json
+from secondguess.drafter.shipped import HUB_ID
 from secondguess.drafter.speculators_form import flat_names, nested, nested_names
 from secondguess.target.facts import recorded
+from secondguess.target.load import DEFAULT
 
 FORMS = ("eagle3", "speculators")
-CHAIN = 5  # draft tokens of an engine that drafts no tree
+HUB_IDS = {DEFAULT: "HuggingFaceTB/SmolLM2-135M-Instruct"}  # what other engines call the targets that have an alias
 
 
 def export(source: Path, form: str, folder: Path, base_model: str | None, max_positions: int | None) -> list[str]:
@@ -42,19 +45,34 @@ def export(source: Path, form: str, folder: Path, base_model: str | None, max_po
     tensors = flat_names(load_tensors(source / WEIGHTS))
     stored = str(tensors["norm.weight"].dtype).removeprefix("torch.")
     flat = to_json(shape, block["target_embedding"], block) | {"dtype": stored}
-    base_model = base_model or block.get("target", "the target")
+    names = names_of(folder, block, base_model)
     with new_folder(folder) as temporary:
         write_tensors(tensors if form == "eagle3" else nested_names(tensors), temporary / WEIGHTS)
         if shape.level1_tensors:
             (temporary / QUERY).parent.mkdir()
             shutil.copyfile(source / QUERY, temporary / QUERY)
-        config = flat if form == "eagle3" else nested(flat, base_model, architectures(block), CHAIN)
+        config = flat if form == "eagle3" else nested(flat, names.base_model, architectures(block), CHAIN)
         (temporary / "config.json").write_text(json.dumps(config, indent=1) + "\n")
         assert read_settings(temporary)[0] == shape, "what was written is read as something else"
-        (temporary / "README.md").write_text(card(folder.name, form, shape, block, base_model), encoding="utf-8")
+        (temporary / "README.md").write_text(card(names, form, shape, block), encoding="utf-8")
+    return remarks(shape, names.base_model)
+
+
+def names_of(folder: Path, block: dict[str, Any], base_model: str | None) -> Names:
+    """An alias of ours means nothing to others, and stays what we call the target."""
+    target = block.get("target", "the target")
+    base_model = base_model or HUB_IDS.get(target, target)
+    return Names(folder.name, base_model, target if target in HUB_IDS else base_model)
+
+
+def remarks(shape: DrafterConfig, base_model: str) -> list[str]:
+    found = []
     if shape.max_position_embeddings is None:
-        return ["it is not known how far the drafter goes, and other engines take 2048 then: --max-positions sets it"]
-    return []
+        unknown = "it is not known how far the drafter goes, and other engines take 2048 then"
+        found.append(f"{unknown}: --max-positions sets it")
+    if not HUB_ID.fullmatch(base_model) or Path(base_model).exists():
+        found.append(f"{base_model!r} is no name under which others find the target: --base-model NAME sets its hub id")
+    return found
 
 
 def architectures(block: dict[str, Any]) -> list[str]:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import snapshot_download
 from transformers import LlamaConfig
 
 from secondguess.config import DrafterConfig
@@ -21,6 +20,7 @@ from secondguess.drafter.foreign_tensors import Source, check_marks, read_tensor
 from secondguess.drafter.model import Drafter
 from secondguess.drafter.rope import scaling_of
 from secondguess.drafter.settings import COUNTS, FLAGS, NUMBERS, check_consistent, check_taps, check_types, read_json
+from secondguess.drafter.shipped import download
 from secondguess.drafter.speculators_form import KIND, NESTED, OUTSIDE, TAPS, flattened
 from secondguess.errors import UserError, did_you_mean
 from secondguess.fields import read_value
@@ -78,10 +78,9 @@ def find_source(name: str) -> Path:
     if (path := Path(name).expanduser()).is_dir():
         return path
     try:
-        return Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors", "*.bin"], etag_timeout=5))
-    except (OSError, ValueError) as error:  # unreachable, unknown, gated, or no possible id
-        reason = str(error).strip().partition("\n")[0] or type(error).__name__
-        raise UserError(f"no such drafter: {name!r} is no folder, and the hub did not give it ({reason})") from error
+        return download(name)
+    except UserError as error:
+        raise UserError(f"no such drafter: {name!r} is no folder, and {error}") from error
 
 
 def read_foreign(source: Source) -> Imported:
@@ -107,7 +106,7 @@ def read_foreign(source: Source) -> Imported:
         target_num_layers=config["target_num_layers"],
         own_embedding=table is not None,
         tap_layers=layers,
-        rope_scaling=scaling_of(rope_of(config), str(source.config)),
+        rope_scaling=read_scaling(source, config),
         max_position_embeddings=config.get("max_position_embeddings"),
     )
     drafter = Drafter(shape, target.embedding.detach().float().cpu() if table is None else table, target_ids)
@@ -118,9 +117,8 @@ def read_foreign(source: Source) -> Imported:
 
 def read_config(source: Source, found: Mapping[str, Any]) -> dict[str, Any]:
     """The flat config with nothing left out, checked against the target. Defaults are Llama's."""
-    config, spec, where = {k: v for k, v in found.items() if v is not None}, source.target.spec, source.config
-    eagle = config.get("eagle_config")
-    said = config | (eagle if isinstance(eagle, dict) else {})
+    config, spec, where = dict(found), source.target.spec, source.config
+    said = config | config.get("eagle_config", {})
     for key, value in NEEDED.items():
         if said.get(key, value) != value:
             raise UserError(f"{where}: {key} is {said[key]!r}, but only {value!r} is supported")
@@ -160,29 +158,41 @@ def known_settings() -> set[str]:
     return {*LlamaConfig().to_dict(), *OUTSIDE, *NESTED, *NEEDED, *FLAGS, *OTHERS}
 
 
-def rope_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    found = config.get("rope_parameters") or config.get("rope_scaling")
-    return found if isinstance(found, dict) else {}
+def ropes_of(config: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What transformers 5 writes, then what it wrote before; some tools write both."""
+    found = (config.get(key) for key in ("rope_parameters", "rope_scaling"))
+    return [rope for rope in found if rope and isinstance(rope, dict)]
 
 
 def read_base(source: Source, config: Mapping[str, Any]) -> float:
-    """``rope_theta``, which stands in one of two places, or, for some, in both with different values."""
+    """``rope_theta``, which stands in one of several places, or, for some, in two with different values."""
     if "rope_theta" in source.given:
         return source.given["rope_theta"]
-    bases = [holder["rope_theta"] for holder in (config, rope_of(config)) if holder.get("rope_theta") is not None]
+    holders = (config, *ropes_of(config))
+    bases = [holder["rope_theta"] for holder in holders if holder.get("rope_theta") is not None]
     if not bases:
         source.remarks.append("rope_theta is not said: 10000, as other engines take it")
         return 10000.0
-    if bases[0] != bases[-1]:
-        raise UserError(f"{source.config}: rope_theta is both {bases[0]} and {bases[-1]}: give --set rope_theta=...")
+    for other in bases:
+        if other != bases[0]:
+            raise UserError(f"{source.config}: rope_theta is both {bases[0]} and {other}: give --set rope_theta=...")
     return bases[0]
+
+
+def read_scaling(source: Source, config: Mapping[str, Any]) -> dict[str, Any] | None:
+    """``rope_scaling``, which stands in one of two places; one that is in the other alone would be lost."""
+    ropes = ropes_of(config)
+    found = [scaling_of(rope, str(source.config)) for rope in ropes]
+    if found and found[0] != found[-1]:
+        both = f"rope_parameters {ropes[0]!r} and rope_scaling {ropes[-1]!r} differ"
+        raise UserError(f"{source.config}: {both}: leave the one that it was trained with in the file")
+    return found[0] if found else None
 
 
 def read_flags(source: Source, config: Mapping[str, Any], nested: bool) -> dict[str, bool]:
     """Where norms stand. Without a word they are off, except that ``speculators`` and vLLM differ on one of them."""
-    eagle = config.get("eagle_config")
     found: dict[str, Any] = {"fc_norm": True} if config.get("use_aux_norm") else {}  # SGLang's older word
-    for holder in (eagle if isinstance(eagle, dict) else {}, config, source.given):
+    for holder in (config.get("eagle_config", {}), config, source.given):
         found |= {key: holder[key] for key in FLAGS if key in holder}
     if nested and "norm_before_residual" not in found:
         unclear = "norm_before_residual is not said, and vLLM then takes true, others false"
@@ -194,9 +204,9 @@ def read_flags(source: Source, config: Mapping[str, Any], nested: bool) -> dict[
 
 def read_layers(source: Source, config: Mapping[str, Any], nested: bool, width: int) -> tuple[int, ...] | None:
     """The layers whose inputs the drafter reads; None for EAGLE-3's. ``width``: of all their states together."""
-    num_layers, one, eagle = config["target_num_layers"], config["target_hidden_size"], config.get("eagle_config")
+    num_layers, one = config["target_num_layers"], config["target_hidden_size"]
     default = layers = default_tap_layers(num_layers)
-    ids = config.get(TAPS) or (eagle.get(TAPS) if isinstance(eagle, dict) else None)
+    ids = config.get(TAPS) or config.get("eagle_config", {}).get(TAPS)
     if isinstance(given := source.given.get("layer_ids"), list):
         layers = tuple(given)
     elif ids is not None:

@@ -137,6 +137,7 @@ class Drafter(nn.Module):
         self.register_buffer("target_ids", target_ids, persistent=False)
         self.rope_rates = rope_rates(config).to(embedding.device)
         self.target_embedding = embedding_fingerprint(embedding)
+        self.answer_start: str | None = None  # what its training's prompts ended with, if that is known
         self.tap_index: tuple[int, ...] = (0, 1, 2) if config.tap_layers is None else ()
         self.native: Native | None = None  # M in compiled code, where there is some: see ``drafter.native``
 

@@ -94,6 +94,12 @@ def read_json(folder: Path) -> dict[str, Any]:
     return config if isinstance(config, dict) else {}
 
 
+def read_block(folder: Path) -> dict[str, Any]:
+    """The ``secondguess`` block as it stands there, unchecked; empty if there is none. Raises as ``read_json`` does."""
+    block = read_json(folder).get("secondguess")
+    return block if isinstance(block, dict) else {}
+
+
 def read_settings(folder: Path) -> tuple[DrafterConfig, dict[str, Any]]:
     """The shape and the ``secondguess`` block. Raises UserError unless it is a drafter of this package, in full."""
     path, config = folder / "config.json", flattened(read_json(folder))
@@ -189,10 +195,10 @@ def read_scaling(config: dict[str, Any], ours: dict[str, Any], path: Path) -> di
 
 def read_taps(config: dict[str, Any], ours: dict[str, Any], path: Path) -> tuple[int, ...] | None:
     """The layers whose inputs are tapped, None for EAGLE-3's, as the block says. Other engines' lists must agree."""
-    taps, num_layers, eagle = ours["tap_layers"], ours["target_num_layers"], config.get("eagle_config")
+    taps, num_layers = ours["tap_layers"], ours["target_num_layers"]
     wanted = list(default_tap_layers(num_layers)) if taps is None else taps
     check_taps(wanted, num_layers, path)
-    for holder in (config, eagle if isinstance(eagle, dict) else {}):
+    for holder in (config, config.get("eagle_config", {})):
         if (found := holder.get(TAPS) or wanted) != wanted:
             other = f"{TAPS} must be {wanted}, got {found!r}"
             raise UserError(f"{path}: {other}: the drafter was not trained on other taps")

@@ -26,12 +26,18 @@ FLAT_LAYER, LAYER = "midlayer.", "layers.0."
 
 def flattened(config: Mapping[str, Any]) -> dict[str, Any]:
     """A ``config.json`` of either form in the flat one. Settings that are null are left out."""
-    if KIND not in config:
-        return dict(config)
-    layer = config.get("transformer_layer_config")
-    outside = {key: config[key] for key in OUTSIDE if config.get(key) is not None}
-    architectures = FLAT_ARCHITECTURES if config[KIND] == "eagle3" else [config[KIND]]
-    return {**(layer if isinstance(layer, dict) else {}), **outside, "architectures": architectures}
+    flat = said(config)
+    if KIND in config:
+        layer = said(config.get("transformer_layer_config"))
+        outside = {key: flat[key] for key in OUTSIDE if key in flat}
+        architectures = FLAT_ARCHITECTURES if config[KIND] == "eagle3" else [config[KIND]]
+        flat = {**layer, **outside, "architectures": architectures}
+    return flat | ({"eagle_config": said(flat["eagle_config"])} if "eagle_config" in flat else {})
+
+
+def said(settings: Any) -> dict[str, Any]:
+    """Those that are not null."""
+    return {key: value for key, value in settings.items() if value is not None} if isinstance(settings, dict) else {}
 
 
 def nested(flat: Mapping[str, Any], verifier: str, architectures: list[str], num_tokens: int) -> dict[str, Any]:

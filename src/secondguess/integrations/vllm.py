@@ -1,12 +1,13 @@
 """PR's draft tree in vLLM: a proposer for its ``custom_class`` method (made with vLLM 0.32, V1 model runner).
 
-    vllm serve TARGET --enforce-eager --no-enable-prefix-caching \\
+    vllm serve TARGET --enforce-eager --no-enable-prefix-caching --max-num-seqs 8 --max-model-len 8192 \\
         --speculative-config '{"method": "custom_class", "num_speculative_tokens": 3,
             "model": "secondguess.integrations.vllm.BranchProposer"}' \\
         --additional-config '{"secondguess": {"drafter": "path/to/drafter", "method": "pr"}}'
 
 vLLM verifies chains. So the drafter grows its tree here, over K/V of its own and with second looks, and vLLM gets the
 tree's best branch. vLLM tells a proposer tokens and no states: hooks on the target's layers catch them as they pass.
+The K/V is set aside at the start, for ``--max-num-seqs`` texts of ``--max-model-len`` tokens.
 
 E positions of a request that a pass read, L tapped layers, H hidden size, T tokens of the pass.
 """
@@ -24,15 +25,18 @@ import torch
 from torch import Tensor
 
 from secondguess.config import TreeConfig
-from secondguess.drafter.checkpoint import load_drafter
+from secondguess.drafter.checkpoint import load_checkpoint
 from secondguess.drafter.checks import examine, warn
+from secondguess.drafter.model import Drafter
 from secondguess.drafter.shipped import find_drafter
 from secondguess.drafter.speculator import EagleSpeculator
 from secondguess.engine.speculate import GREEDY, Accepted, Roots
 from secondguess.errors import UserError, did_you_mean, require
+from secondguess.machine import available_bytes
 from secondguess.methods import WITH_DRAFTER, check_network, packed_for_inference, parse_method
 from secondguess.target.base import default_tap_layers
 from secondguess.target.facts import facts_of
+from secondguess.target.pretrained import Pretrained
 from secondguess.tree.branch import best_branch
 
 OURS = "secondguess"  # the key of ``additional_config`` that is meant for us
@@ -61,7 +65,8 @@ class BranchProposer:
         drafting = self.method.has_drafter and self.method.tree.budget != "auto"
         require(drafting, f"method must be {' or '.join(WITH_DRAFTER)}, with a budget that is a number")
         self.places = Places(vllm_config.scheduler_config.max_num_seqs)
-        self.max_len: int = vllm_config.model_config.max_model_len
+        self.model_config = vllm_config.model_config
+        self.max_len: int = self.model_config.max_model_len
 
     def load_model(self, target: Any) -> None:
         """``target``: vLLM's causal language model, weights loaded. The log is warned of what may not fit.
@@ -71,10 +76,13 @@ class BranchProposer:
         body, num_layers = target.model, len(target.model.layers)
         embedding = body.embed_tokens.weight.detach()[: body.config.vocab_size]  # vLLM pads it
         folder = find_drafter(self.method.drafter or self.options.drafter, self.method.name, embedding)
-        drafter = load_drafter(folder, embedding, num_layers).requires_grad_(False)
+        checkpoint = load_checkpoint(folder, embedding, num_layers)
+        drafter = checkpoint.drafter.requires_grad_(False)
         check_network(self.method, drafter.config, f"drafter {folder}")
-        facts = facts_of(body.config, None, None, str(embedding.dtype).removeprefix("torch."))
-        warn(folder, examine(folder, drafter, facts, embedding))
+        check_room(drafter, self.places.num_slots, self.max_len)
+        dtype = str(embedding.dtype).removeprefix("torch.")
+        facts = facts_of(body.config, tokenizer_of(self.model_config), None, dtype)
+        warn(folder, examine(checkpoint, facts, embedding, self.max_len))
         packed_for_inference(drafter)
         layers = drafter.config.tap_layers or default_tap_layers(num_layers)
         drafter.tap_index = tuple(range(len(layers)))
@@ -190,6 +198,24 @@ def options_of(additional_config: Mapping[str, Any]) -> Options:
         if key not in known:
             raise UserError(f"additional_config[{OURS!r}] has an unknown key {key!r}{did_you_mean(key, known)}")
     return Options(**given)
+
+
+def tokenizer_of(model_config: Any) -> Any:
+    """The one that vLLM uses, as transformers has it; None if vLLM was told to use none."""
+    if model_config.skip_tokenizer_init:
+        return None
+    files = Pretrained(model_config.tokenizer, model_config.trust_remote_code)
+    return files.tokenizer(revision=model_config.tokenizer_revision)
+
+
+def check_room(drafter: Drafter, num_slots: int, max_len: int) -> None:
+    """Raises UserError if the drafter's K/V does not fit what is free: all of it is there from the start."""
+    c, weight = drafter.config, drafter.norm.weight
+    needed = 2 * c.num_layers * c.num_key_value_heads * c.head_dim * weight.element_size() * num_slots * max_len
+    free = torch.cuda.mem_get_info(weight.device)[0] if weight.is_cuda else available_bytes()
+    texts = f"{num_slots} texts of {max_len} tokens takes {needed / 1e9:.1f} GB"
+    fix = "lower --max-num-seqs or --max-model-len"
+    require(free is None or needed <= free, f"the drafter's K/V for {texts}, {(free or 0) / 1e9:.1f} are free: {fix}")
 
 
 def check_engine(vllm_config: Any) -> None:

@@ -94,7 +94,7 @@ class Writer:
             async with room:
                 async for turn in self._talk(conversation):
                     if turn.answer and turn.outcome != "kept":
-                        self.file.add(row(conversation.source, turn.prompt_ids, turn.answer))
+                        self.file.add(row(conversation.source, turn.prompt_ids, turn.answer, self.chat.variables))
                     on_turn(turn)
 
         try:
@@ -134,12 +134,14 @@ class Writer:
         return Turn("answered", prompt_ids, Answer(id_, temperature, params.seed, reply.token_ids, len(prompt_ids)))
 
 
-def row(source: str, prompt_ids: Sequence[int], answer: Answer) -> dict[str, Any]:
+def row(source: str, prompt_ids: Sequence[int], answer: Answer, variables: Mapping[str, Any]) -> dict[str, Any]:
+    """``variables``: those of the chat template; a row of none does not speak of them."""
     return {
         "id": answer.id,
         "source": source,
         "temperature": answer.temperature,
         "seed": answer.seed,
         "prompt_len": len(prompt_ids),
+        **({"template_variables": dict(variables)} if variables else {}),
         "input_ids": [*prompt_ids, *answer.tokens],
     }

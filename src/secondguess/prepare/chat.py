@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,29 +13,37 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from secondguess.errors import UserError
 from secondguess.llm import LLM
-from secondguess.prompts import Message, encode
+from secondguess.prompts import Chat as Conversation
+from secondguess.prompts import Message, check_variables, encode
 from secondguess.target.load import DEFAULT, find_files
 from secondguess.target.pretrained import Pretrained
 from secondguess.target.quiet import quiet_transformers
 
+NOTHING: Mapping[str, Any] = {}
+
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """``end_ids`` end an answer; ``context_len`` tokens hold a prompt and its answer."""
+    """``end_ids`` end an answer; ``context_len`` tokens hold a prompt and its answer.
+
+    ``variables``: what the chat template gets besides the conversation, such as ``enable_thinking``.
+    """
 
     tokenizer: PreTrainedTokenizerBase
     context_len: int
     end_ids: frozenset[int]
+    variables: Mapping[str, Any] = field(default_factory=dict)
 
     def encode(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """The token ids that an answer to ``messages`` follows."""
-        return encode(self.tokenizer, messages)
+        return encode(self.tokenizer, Conversation(messages, variables=self.variables))
 
     def render(self, messages: Sequence[Message], generation_prompt: bool = True) -> str:
         """Raises UserError when the template refuses the conversation, as some do one with a system prompt."""
         plain = [dict(message) for message in messages]
+        how: dict[str, Any] = {"tokenize": False, "add_generation_prompt": generation_prompt, **self.variables}
         try:
-            text = self.tokenizer.apply_chat_template(plain, tokenize=False, add_generation_prompt=generation_prompt)
+            text = self.tokenizer.apply_chat_template(plain, **how)
         except TemplateError as error:
             raise UserError(f"the chat template refuses a conversation ({error}): change the prompts") from error
         return str(text)
@@ -50,15 +58,15 @@ class Chat:
         return frozenset(i for i, token in self.tokenizer.added_tokens_decoder.items() if token.special)
 
 
-def chat_of(llm: LLM) -> Chat:
-    """That of a target that is loaded."""
-    return _checked(Chat(llm.target.tokenizer, llm.max_model_len, llm.target.spec.eos_token_ids))
+def chat_of(llm: LLM, variables: Mapping[str, Any] = NOTHING) -> Chat:
+    """That of a target that is loaded. Raises UserError when it has no chat template, or none with ``variables``."""
+    return _checked(Chat(llm.target.tokenizer, llm.max_model_len, llm.target.spec.eos_token_ids, variables))
 
 
-def load_chat(name: str, trust_remote_code: bool = False) -> Chat:
+def load_chat(name: str, trust_remote_code: bool = False, variables: Mapping[str, Any] = NOTHING) -> Chat:
     """That of a target whose weights are elsewhere: of a hub id, only small files are fetched.
 
-    Raises UserError when the target cannot be found or has no chat template.
+    Raises UserError when the target cannot be found or has no chat template, or none with ``variables``.
     """
     path = Path(name).expanduser()
     here = name == DEFAULT or path.suffix == ".gguf" or path.is_dir()
@@ -75,7 +83,7 @@ def load_chat(name: str, trust_remote_code: bool = False) -> Chat:
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise UserError(f"cannot load the tokenizer of {name!r}: {reason}") from error
     ends = frozenset(end if isinstance(end, list) else [] if end is None else [end])
-    return _checked(Chat(tokenizer, context_len, ends))
+    return _checked(Chat(tokenizer, context_len, ends, variables))
 
 
 def _generation_config(place: Path | str, config: Any) -> GenerationConfig:
@@ -88,4 +96,5 @@ def _generation_config(place: Path | str, config: Any) -> GenerationConfig:
 def _checked(chat: Chat) -> Chat:
     if not getattr(chat.tokenizer, "chat_template", None):
         raise UserError("the target has no chat template: a base model does not answer")
+    check_variables(chat.tokenizer, chat.variables)
     return chat

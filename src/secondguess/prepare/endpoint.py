@@ -64,6 +64,8 @@ class Endpoint:
         fields = {"model": self._model} | sampling_fields(question.params)
         if question.messages:
             route, fields = "chat/completions", fields | {"messages": list(question.messages)}
+            if self._chat.variables:
+                fields["chat_template_kwargs"] = dict(self._chat.variables)
         else:
             route, fields = "completions", fields | {"prompt": list(question.prompt_ids)}
         if self._ask_for_ids:

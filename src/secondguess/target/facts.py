@@ -5,11 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 # Words, digits, code, other scripts and white space: texts that tokenizers cut in different ways.
 SAMPLE = "It's 12,345.67 km\u00b2 \u2014 na\u00efve \u6f22\u5b57 \u043f\u0440\n\tdef f(x):\n        return \U0001f642"
+
+NOTHING: Mapping[str, Any] = {}
+STRANGE = 0.2  # of a training's prompts; more that the target's chat template would not have written are much
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,11 +63,18 @@ def tokenizer_facts(tokenizer: Any) -> dict[str, str]:
     }
 
 
-def answer_start(tokenizer: Any) -> str:
+def served_with(facts: TargetFacts, tokenizer: Any, variables: Mapping[str, Any]) -> TargetFacts:
+    """Those of a target whose chat template is given ``variables``, such as ``enable_thinking``."""
+    if not (variables and facts.chat_template):
+        return facts
+    return replace(facts, answer_start=answer_start(tokenizer, variables))
+
+
+def answer_start(tokenizer: Any, variables: Mapping[str, Any] = NOTHING) -> str:
     """What the template adds to a conversation where an answer begins (or all of it, of an odd template)."""
     question = [{"role": "user", "content": "?"}]
     asked, ready = (
-        str(tokenizer.apply_chat_template(question, tokenize=False, add_generation_prompt=ready))
+        str(tokenizer.apply_chat_template(question, tokenize=False, add_generation_prompt=ready, **variables))
         for ready in (False, True)
     )
     return ready.removeprefix(asked)
@@ -80,6 +90,12 @@ def recorded(block: Mapping[str, Any]) -> TargetFacts:
     """What a checkpoint's ``secondguess`` block says of the target at training."""
     known = block.get("made_for", {})
     return TargetFacts(**{f.name: known.get(f.name) for f in fields(TargetFacts)})
+
+
+def trained_opening(block: Mapping[str, Any]) -> str | None:
+    """What the prompts of a training ended with, if that is known."""
+    strange = block.get("training", {}).get("strange_prompts") or 0.0
+    return recorded(block).answer_start if strange <= STRANGE else None
 
 
 def short_hash(value: Any) -> str:

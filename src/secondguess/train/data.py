@@ -23,6 +23,7 @@ class Response:
     input_ids: tuple[int, ...]
     prompt_len: int
     temperature: float | None = None  # that it was written at, where the data says so
+    variables: str = "{}"  # JSON: what the chat template was given besides, where the data says so
 
     @property
     def answer(self) -> tuple[int, ...]:
@@ -30,7 +31,7 @@ class Response:
 
 
 def read_responses(path: Path, vocab_size: int, say: Callable[[str], None] = lambda text: None) -> list[Response]:
-    """Read JSONL rows ``{"id", "prompt_len", "input_ids"}`` and, if given, ``"temperature"``.
+    """Read JSONL rows ``{"id", "prompt_len", "input_ids"}`` and, if given, "temperature" and "template_variables".
 
     ``say`` hears of rows too short to train on.
 
@@ -56,7 +57,9 @@ def read_responses(path: Path, vocab_size: int, say: Callable[[str], None] = lam
 def parse_response(line: str, where: str, vocab_size: int) -> Response:
     try:
         row = json.loads(line)
-        response = Response(str(row["id"]), tuple(row["input_ids"]), row["prompt_len"], row.get("temperature"))
+        ids, prompt_len = tuple(row["input_ids"]), row["prompt_len"]
+        variables = json.dumps(row.get("template_variables", {}), sort_keys=True)
+        response = Response(str(row["id"]), ids, prompt_len, row.get("temperature"), variables)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         what = f"it has no {error}" if isinstance(error, KeyError) else f"not JSON: {error}"
         raise UserError(f"{where}: not a response row, {what}") from None
@@ -64,6 +67,8 @@ def parse_response(line: str, where: str, vocab_size: int) -> Response:
         raise UserError(f"{where}: prompt_len and input_ids must be whole numbers")
     if type(response.temperature) not in (NoneType, int, float):
         raise UserError(f"{where}: temperature must be a number, got {response.temperature!r}")
+    if not variables.startswith("{"):
+        raise UserError(f"{where}: template_variables must be an object, got {variables}")
     if not 1 <= response.prompt_len < len(response.input_ids):
         raise UserError(f"{where}: prompt_len {response.prompt_len} leaves no answer to train on")
     if max(response.input_ids) >= vocab_size or min(response.input_ids) < 0:

@@ -12,10 +12,13 @@ import torch
 from secondguess.capture.run import check_room, disk_need, fill, plan_capture
 from secondguess.capture.source import FeatureSource, Live
 from secondguess.capture.store import StateStore
+from secondguess.drafter.shipped import find_drafter
+from secondguess.methods import load_examined
 from secondguess.target.hf import HFTarget
 from secondguess.train.config import TrainConfig
 from secondguess.train.data import Response, check_lengths, read_responses
 from secondguess.train.device import open_target
+from secondguess.train.origin import origin_of
 from secondguess.train.parallel import Processes
 from secondguess.train.start import tap_layers_of
 from secondguess.train.track import check_tracker
@@ -59,6 +62,8 @@ def prepare(
     check_tracker(config.track)
     target = open_target(config.target, config.precision, device, config.trust_remote_code, say)
     responses = read_fitting(Path(config.responses), target, say)
+    if config.anchor_to != "none":
+        load_examined(find_drafter(config.anchor_to, config.anchor_to, target.embedding), target)
     tap_layers = tap_layers_of(target, config.warm_start)
     if config.captures == "none":
         captures, source = None, Live(target, [r.input_ids for r in responses], tap_layers)
@@ -75,21 +80,12 @@ def read_fitting(path: Path, target: HFTarget, say: Callable[[str], None]) -> li
     """
     responses = read_responses(path.expanduser(), target.spec.vocab_size, say)
     check_lengths(responses, target.spec.context_len)
-    strange = sum(not ends_as_served(r, target) for r in responses)
-    if strange:
-        made = f"{strange} of {len(responses)} prompts do not end with {target.facts.answer_start!r}, as those that"
+    origin = origin_of(responses, target)
+    if origin.num_strange:
+        start = origin.facts.answer_start
+        made = f"{origin.num_strange} of {len(responses)} prompts do not end with {start!r}, as those that"
         say(f"{made} are served will: another chat template or thinking mode; the drafter will be made for that one")
     return responses
-
-
-def ends_as_served(response: Response, target: HFTarget) -> bool:
-    """Whether the prompt ends with what the target's chat template puts before an answer, if there is one."""
-    start = target.facts.answer_start
-    if not start:
-        return True
-    most = len(start.encode()) + 8  # a token is a byte at least; some tokenizers lose a space where a text begins
-    tail = response.input_ids[: response.prompt_len][-most:]
-    return str(target.tokenizer.decode(list(tail), clean_up_tokenization_spaces=False)).endswith(start)
 
 
 def plan_captures(

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from secondguess.drafter.checkpoint import check_target, load_drafter
+from secondguess.drafter.checkpoint import check_target, load_checkpoint
+from secondguess.drafter.checks import examine, warn
 from secondguess.drafter.fit import drafter_config, final_norm_gain, head_rows
 from secondguess.drafter.model import Drafter, initialise, start_level1
 from secondguess.drafter.settings import read_settings
@@ -43,7 +44,9 @@ def warm_drafter(target: HFTarget, config: TrainConfig) -> Drafter:
     """
     embedding = target.embedding.detach().float().cpu()
     folder = find_drafter(config.warm_start, config.warm_start, embedding)
-    found = load_drafter(folder, embedding, target.spec.num_layers)
+    checkpoint = load_checkpoint(folder, embedding, target.spec.num_layers)
+    warn(folder, examine(checkpoint, target.facts, embedding))
+    found = checkpoint.drafter
     other = f"drafter {folder} has num_layers={found.config.num_layers}, not {config.num_layers}"
     require(found.config.num_layers == config.num_layers, f"{other}: set num_layers, or start from another")
     other = f"drafter {folder} offers {found.config.draft_vocab_size} tokens, not {config.draft_vocab_size}"

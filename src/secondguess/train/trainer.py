@@ -26,6 +26,7 @@ from secondguess.train.flops import matmul_peak
 from secondguess.train.judge import Judge, pick_replayed
 from secondguess.train.learner import Learner
 from secondguess.train.meter import Window
+from secondguess.train.origin import origin_of
 from secondguess.train.own import check_answers
 from secondguess.train.parallel import Processes, load_optimizer, whole, whole_drafter
 from secondguess.train.plan import Plan
@@ -54,7 +55,8 @@ class Trainer:
         self.plan = Plan(config, self.training, self.processes.count)
         self.judge = Judge(config, held_out, pick_replayed(responses, held_out, config.eval_responses))
         counts = count_tokens((responses[i].answer for i in self.training), target.spec.vocab_size)
-        self.drafter, self.made_for = start_drafter(target, config, counts), asdict(target.facts)
+        self.drafter = start_drafter(target, config, counts)
+        self.origin = origin_of([responses[i] for i in self.training], target)
         assert source.tap_layers == self.drafter.config.tap_layers, "states of other layers than the drafter reads"
         self.coverage = coverage(counts, self.drafter.target_ids)
         require(self.coverage > 0, "the drafter can offer none of the answers' tokens: start from another, or from new")
@@ -179,12 +181,12 @@ class Trainer:
         notes = {
             "target": self.config.target,
             "method": self.config.method,
-            "made_for": self.made_for,
+            "made_for": asdict(self.origin.facts),
             "training": {
                 "settings": self.folder.settings | {"warm_start": self.config.warm_start},
                 "steps": self.step,
                 "seconds": round(self.seconds),
-                "num_responses": len(self.training),
+                **self.origin.notes,
                 "vocabulary_coverage": round(self.coverage, 4),
                 "surprise": self.surprise,
                 "record": {k: v for k, v in self.record.items() if k != "command"},

@@ -11,9 +11,9 @@ from typing import Any
 
 from secondguess.bench.peers.process import Peer
 from secondguess.cache import cache_dir
+from secondguess.config import CHAIN
 from secondguess.errors import UserError, did_you_mean
 
-VLLM_STEPS = 3  # draft tokens of a cycle
 PACKAGES = Path(__file__).parents[3]  # where an environment without this package finds it
 
 
@@ -51,7 +51,7 @@ def _transformers(lookup: int) -> Known:
 
 
 def _vllm(drafter: str | None = None, proposer: str | None = None) -> Known:
-    config = {"num_speculative_tokens": VLLM_STEPS, "proposer": proposer, "package": str(PACKAGES)}
+    config = {"num_speculative_tokens": CHAIN, "proposer": proposer, "package": str(PACKAGES)}
     plain = drafter is None
     return Known(engine="vllm", package="vllm", worker="vllm_worker.py", plain=plain, config=config, drafter=drafter)
 

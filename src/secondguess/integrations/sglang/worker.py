@@ -20,7 +20,8 @@ from sglang.srt.speculative.eagle_info import EagleDraftInput, EagleVerifyInput
 from sglang.srt.speculative.eagle_worker_common import run_eagle_verify
 from torch import Tensor
 
-from secondguess.drafter.checkpoint import load_drafter
+from secondguess.drafter.checkpoint import load_checkpoint
+from secondguess.drafter.checks import examine, warn
 from secondguess.drafter.model import Drafter
 from secondguess.drafter.shipped import find_drafter
 from secondguess.errors import require
@@ -29,6 +30,7 @@ from secondguess.integrations.sglang.drafting import Places, TreeDrafting
 from secondguess.integrations.sglang.form import full_mask, tree_form, tree_mask
 from secondguess.methods import Method, check_network
 from secondguess.target.base import default_tap_layers
+from secondguess.target.facts import facts_of
 from secondguess.types import DraftTree
 
 
@@ -144,7 +146,10 @@ def open_drafter(runner: Any, path: str, method: Method) -> Drafter:
     require(not config.is_multimodal, "images have no tokens that the drafter could read: take a target of text alone")
     embedding = runner.model.get_embed_and_head()[0].detach()[: config.vocab_size]  # SGLang pads it
     folder = find_drafter(path, method.name, embedding)
-    drafter = load_drafter(folder, embedding, config.num_hidden_layers).requires_grad_(False)
+    checkpoint = load_checkpoint(folder, embedding, config.num_hidden_layers)
+    facts = facts_of(config.hf_text_config, None, None, str(embedding.dtype).removeprefix("torch."))
+    warn(folder, examine(checkpoint, facts, embedding))
+    drafter = checkpoint.drafter.requires_grad_(False)
     check_network(method, drafter.config, f"drafter {folder}")
     taps = f"drafter {folder} taps layers of its own choice, which SGLang numbers otherwise: take one with EAGLE-3's"
     require(drafter.config.tap_layers is None, taps)

@@ -12,9 +12,10 @@ from torch import nn
 
 from secondguess.engine.thread import run
 from secondguess.llm import LLM
+from secondguess.target.fingerprint import glance
 from secondguess.target.hf import HFTarget
 
-Weights = tuple[tuple[int, int], ...]
+Weights = tuple[tuple[int, int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +46,10 @@ def llm_for(model: nn.Module, drafter: str | Path | None, method: str, num_reque
 
 
 def state_of(model: nn.Module) -> Weights:
-    """Changes when a weight is replaced or written to."""
-    return tuple((p.data_ptr(), p._version) for p in model.parameters())
+    """Changes when a weight is replaced or written to. Writes to ``.data`` count no version, so values are looked at,
+    which takes about as long as a token.
+    """
+    return tuple((p.data_ptr(), p._version, glance(p)) for p in model.parameters())
 
 
 def sharing(model: nn.Module) -> Any:
