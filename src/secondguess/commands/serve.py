@@ -66,7 +66,6 @@ def run(args: argparse.Namespace) -> int:
     sock = bind(args.host, 0 if is_follower() else args.port)
     start_logging()
     app = make(args, method, tree, settings)
-    log.info("serving %s at http://%s:%d (a page for browsers is there, too)", args.target, *sock.getsockname()[:2])
     if settings.api_key is None and args.host not in LOOPBACK:
         log.warning("whoever reaches %s can use the server: --api-key lets in those who know it", args.host)
     return 0 if listen(app, sock) else 1

@@ -32,8 +32,9 @@ def prefill(engine: Engine, s: Sequence) -> Batch:
     tokens_P = torch.cat([prompt_P[1:], first_1])
     engine.speculator.accept([Accepted(s.slot, tokens_P, out.taps_RNLH[0], request.speculation)])
     emit(engine, s, tokens_P, out)
-    engine.totals.num_prompt_tokens += len(prompt_P)
-    engine.totals.num_tokens += 1
+    if request.counted:
+        engine.totals.num_prompt_tokens += len(prompt_P)
+        engine.totals.num_tokens += 1
     s.timing.prefill = perf_counter() - started
     return Batch([s], sampler)
 

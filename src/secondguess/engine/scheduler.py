@@ -19,7 +19,7 @@ from secondguess.engine.prefill import prefill, resume
 from secondguess.engine.sampler_state import SamplerState, check_ids, end_ids, join, keep
 from secondguess.engine.sequence import Sequence, TextStream
 from secondguess.errors import UserError
-from secondguess.types import Request
+from secondguess.types import Request, Totals
 
 HEADROOM = 64  # tokens that each request has to grow by when one joins, or it would be sent back at once
 
@@ -45,6 +45,8 @@ class Scheduler:
         self.resting: dict[Sequence, SamplerState] = {}  # of those that wait, those that were sent back
         self.free = list(range(engine.cache.num_slots))  # a heap: the lowest slot comes first
         self.batch: Batch | None = None
+        self.num_admitted = 0  # since the newest cycle
+        self.totals = Totals()  # after the newest step; replaced and never changed, so any thread may read it
 
     @property
     def busy(self) -> bool:
@@ -89,11 +91,18 @@ class Scheduler:
         self.waiting.append(sequence)
 
     def step(self) -> None:
-        """Prefill one waiting request if there is room, else run a cycle, if there is anything to run.
+        """Prefill one waiting request if there is room and those that run have not waited too long, else run a cycle,
+        if there is anything to run.
 
         An error goes on to the caller, and ends the requests whose state it may have left half updated as "abort".
         """
-        if self.waiting and self.free and self._has_room_for(self.waiting[0]):
+        try:
+            self._step()
+        finally:
+            self.totals = self.engine.totals.copy()
+
+    def _step(self) -> None:
+        if self.waiting and self.free and not self._owes_a_cycle and self._has_room_for(self.waiting[0]):
             self._admit(self.waiting.popleft())
         elif self.batch:
             self._cycle(self.batch)
@@ -111,24 +120,36 @@ class Scheduler:
         sequence.finish("abort")
         self._retire()
 
+    @property
+    def _owes_a_cycle(self) -> bool:
+        """Whether those that run go first: requests that end in prefill would else keep them waiting for ever.
+
+        A batch that only forms is filled at once; then every newcomer costs the others one prefill.
+        """
+        if self.batch is None:
+            return False
+        forms = not any(s.drafting.cycles for s in self.batch.sequences)
+        return self.num_admitted >= (self.engine.cache.num_slots if forms else 1)
+
     def _admit(self, s: Sequence) -> None:
+        self.num_admitted += 1
         s.slot = heappop(self.free)
         s.timing.queue += perf_counter() - s.queued
         sampler = self.resting.pop(s, None)
         try:
             alone = prefill(self.engine, s) if sampler is None else resume(self.engine, s, sampler)
         except BaseException:
-            self._give_back(s)
+            self._give_back([s])
             raise
         self.batch = joined(self.batch, alone) if self.batch else alone
 
     def _cycle(self, batch: Batch) -> None:
+        self.num_admitted = 0
         try:
             run_cycle(self.engine, batch)
         except BaseException:
             self.batch = None
-            for s in batch.sequences:
-                self._give_back(s)
+            self._give_back(batch.sequences)
             raise
 
     def _has_room_for(self, newcomer: Sequence) -> bool:
@@ -146,20 +167,23 @@ class Scheduler:
         row = self.batch.sequences.index(s)
         self.resting[s] = keep(self.batch.sampler, [row])
         self._keep([r for r in range(len(self.batch.sequences)) if r != row])
-        self._free_slot(s)
+        self._free_slots([s])
         s.queued = perf_counter()
         self.waiting.appendleft(s)
         self.engine.totals.num_preemptions += 1
 
-    def _give_back(self, s: Sequence) -> None:
-        """End a request, and free its slot."""
-        s.finish("abort")
-        self._free_slot(s)
+    def _give_back(self, sequences: Seq[Sequence]) -> None:
+        """End requests, and free their slots."""
+        for s in sequences:
+            s.finish("abort")
+        self._free_slots(sequences)
 
-    def _free_slot(self, s: Sequence) -> None:
-        self.engine.speculator.release(s.slot)
-        self.engine.cache.release(s.slot)
-        heappush(self.free, s.slot)
+    def _free_slots(self, sequences: Seq[Sequence]) -> None:
+        for s in sequences:  # first, so that none is lost whatever the rest raises
+            heappush(self.free, s.slot)
+        for s in sequences:
+            self.engine.cache.release(s.slot)
+            self.engine.speculator.release(s.slot)
 
     def _retire(self) -> None:
         """Free the slots of finished requests."""
@@ -167,9 +191,7 @@ class Scheduler:
             return
         sequences = self.batch.sequences
         self._keep([i for i, s in enumerate(sequences) if not s.finish_reason])
-        for s in sequences:
-            if s.finish_reason:
-                self._give_back(s)
+        self._free_slots([s for s in sequences if s.finish_reason])
 
     def _keep(self, rows: list[int]) -> None:
         """Let only these requests of the batch go on in it."""

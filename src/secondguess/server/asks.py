@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -36,6 +37,7 @@ SAME_NAME = (
     "ignore_eos",
 )
 COMPLETION_TOKENS = 16  # the OpenAI API's default where there is no chat
+MAX_STOPS, MAX_STOP_LENGTH = 16, 512  # the OpenAI API takes 4
 
 
 def completion_requests(llm: LLM, body: CompletionBody) -> list[Request]:
@@ -46,12 +48,14 @@ def completion_requests(llm: LLM, body: CompletionBody) -> list[Request]:
             400, "logprobs of an echoed prompt do not stream: leave out stream, echo or logprobs", "logprobs"
         )
     body, rules, requests = seeded(body), grammar(llm, body), []
+    num_answers: Counter[tuple[int, ...]] = Counter()  # of each prompt so far: one that is given twice gets others
     for prompt in as_prompts(body.prompt):
         ids = fitting(llm, prompt, "prompt")
         params = sampling(llm, body, ids, body.max_tokens or COMPLETION_TOKENS, body.logprobs)
         params = replace(params, prompt_logprobs=of_prompt)
         text = prompt if isinstance(prompt, str) else None
-        requests += choices(llm, body, Request(ids, params, text=text, grammar=rules))
+        requests += choices(llm, body, Request(ids, params, num_answers[ids], text=text, grammar=rules))
+        num_answers[ids] += body.num_choices
     return requests
 
 
@@ -68,13 +72,35 @@ def chat_requests(llm: LLM, body: ChatBody) -> list[Request]:
     return choices(llm, body, Request(ids, params, grammar=chat_grammar(llm, body)))
 
 
-def tokenized(llm: LLM, body: TokenizeBody) -> tuple[int, ...]:
-    """Raises ApiError."""
-    if (body.prompt is None) == (body.messages is None):
+def tokenized(llm: LLM, body: TokenizeBody) -> tuple[tuple[int, ...], list[str] | None]:
+    """Token ids, and the text of each if it is wanted. Raises ApiError."""
+    ids = text_ids(llm, body) if body.messages is None else chat_ids(llm, body, body.messages)
+    return ids, [llm.decode([token]) for token in ids] if body.return_token_strs else None
+
+
+def text_ids(llm: LLM, body: TokenizeBody) -> tuple[int, ...]:
+    if body.prompt is None:
         raise ApiError(400, "give either prompt or messages", "prompt")
-    if body.messages is None:
-        return encoded(llm, body.prompt or "", "prompt")
-    return encoded(llm, conversation(body.messages, body.tools, body.chat_template_kwargs), "messages")
+    for name in ("tools", "chat_template_kwargs"):
+        if getattr(body, name) is not None:
+            raise ApiError(400, f"{name} goes with messages, and a prompt has no use for it", name)
+    return encoded(llm, body.prompt, "prompt")
+
+
+def chat_ids(llm: LLM, body: TokenizeBody, messages: Sequence[Message]) -> tuple[int, ...]:
+    if body.prompt is not None:
+        raise ApiError(400, "give either prompt or messages", "prompt")
+    return encoded(llm, conversation(messages, body.tools, body.chat_template_kwargs), "messages")
+
+
+def detokenized(llm: LLM, tokens: Sequence[int]) -> str:
+    """Raises ApiError."""
+    size = llm.target.spec.vocab_size
+    if any(token >= size for token in tokens):
+        raise ApiError(400, f"a token is outside the vocabulary of {size}", "tokens", "invalid_value")
+    if len(tokens) > llm.max_model_len:
+        raise too_long(llm, f"there are {len(tokens)} tokens", "tokens")
+    return llm.decode(tokens)
 
 
 def as_prompts(given: str | Sequence[Any]) -> list[Prompt]:
@@ -92,24 +118,44 @@ def conversation(
 
 def as_message(message: Message) -> dict[str, Any]:
     """What a chat template expects: text in one piece, arguments of calls as objects."""
-    fields = message.model_dump(exclude_none=True)
+    try:
+        fields = message.model_dump(exclude_none=True)
+    except (ValueError, RecursionError) as error:
+        raise ApiError(400, "a tool call is nested too deep", "messages") from error
     if isinstance(message.content, list):
         fields["content"] = "\n".join(part.text for part in message.content)
     for call in fields.get("tool_calls", ()):
         function = call.get("function")
         if isinstance(function, dict) and isinstance(function.get("arguments"), str):
-            try:
-                function["arguments"] = json.loads(function["arguments"])
-            except ValueError as error:
-                raise ApiError(400, f"the arguments of a tool call are no JSON: {error}", "messages") from error
+            function["arguments"] = arguments(function["arguments"])
     return fields
 
 
+def arguments(given: str) -> Any:
+    """Of a tool call."""
+    try:
+        return json.loads(given)
+    except ValueError as error:
+        raise ApiError(400, f"the arguments of a tool call are no JSON: {error}", "messages") from error
+    except RecursionError as error:
+        raise ApiError(400, "the arguments of a tool call are nested too deep", "messages") from error
+
+
 def encoded(llm: LLM, prompt: Prompt, param: str) -> tuple[int, ...]:
+    """Token ids. Raises ApiError, for a text that can never fit before it is tokenized."""
+    if llm.target.tokenizer and (size := num_characters(prompt)) > llm.max_characters:
+        raise too_long(llm, f"the text has {size} characters", param)
     try:
         return llm.encode(prompt)
     except UserError as error:
         raise refusal(error, (), param) from error
+
+
+def num_characters(prompt: Prompt) -> int:
+    """Of what clients wrote; token ids have none."""
+    if isinstance(prompt, Chat):
+        return sum(len(message.get("content") or "") for message in prompt.messages)
+    return len(prompt) if isinstance(prompt, str) else 0
 
 
 def fitting(llm: LLM, prompt: Prompt, param: str) -> tuple[int, ...]:
@@ -121,7 +167,7 @@ def fitting(llm: LLM, prompt: Prompt, param: str) -> tuple[int, ...]:
 
 
 def too_long(llm: LLM, what: str, param: str) -> ApiError:
-    room = f"prompt and answer together have room for {llm.max_model_len}"
+    room = f"prompt and answer together have room for {llm.max_model_len} tokens"
     return ApiError(400, f"{what}, but {room}", param, "context_length_exceeded")
 
 
@@ -139,13 +185,23 @@ def sampling(
             **given,
             top_k=max(body.top_k or 0, 0),
             max_tokens=room if max_tokens is None else max_tokens,
-            stop=tuple([body.stop] if isinstance(body.stop, str) else body.stop or ()),
+            stop=stops(body.stop),
             stop_token_ids=tuple(body.stop_token_ids or ()),
             logit_bias=biases(body.logit_bias or {}),
             logprobs=logprobs,
         )
     except UserError as error:
         raise refusal(error, tuple(type(body).model_fields)) from error
+
+
+def stops(given: str | Sequence[str] | None) -> tuple[str, ...]:
+    """They are looked for after every token, while all others wait."""
+    found = (given,) if isinstance(given, str) else tuple(given or ())
+    if len(found) > MAX_STOPS:
+        raise ApiError(400, f"{len(found)} stop strings: give {MAX_STOPS} at most", "stop", "invalid_value")
+    if any(len(stop) > MAX_STOP_LENGTH for stop in found):
+        raise ApiError(400, f"a stop string may have {MAX_STOP_LENGTH} characters at most", "stop", "invalid_value")
+    return found
 
 
 def biases(given: dict[str, float]) -> dict[int, float]:
@@ -164,10 +220,10 @@ def seeded(body: AnyBody) -> AnyBody:
 
 
 def choices(llm: LLM, body: Sampled, request: Request) -> list[Request]:
-    """``n`` answers, with noise of their own."""
+    """``n`` answers, with noise of their own; ``request`` is the first."""
     traced = bool(body.stream_options and body.stream_options.drafting)
     asked = replace(request, speculation=speculation(llm, body), traced=traced)
-    return [replace(asked, choice=choice) for choice in range(body.num_choices)]
+    return [replace(asked, choice=request.choice + i) for i in range(body.num_choices)]
 
 
 def speculation(llm: LLM, body: Sampled) -> Speculation:
