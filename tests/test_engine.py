@@ -126,6 +126,53 @@ def test_aborted_request_frees_its_slot_and_leaves_the_others_alone() -> None:
     assert other.emitted == decode(target, Plain(), [requests[1]])[0].emitted
 
 
+def test_short_requests_do_not_hold_up_a_long_one() -> None:
+    """They end in prefill, and the next one is there at once."""
+    target = tiny_target("llama", 1)
+    request = Request((1, 2, 3), SamplingParams(max_tokens=40, ignore_eos=True))
+    s = scheduler(target, Plain(), num_slots=2)
+    long, steps = add(s, request), 0
+    while not long.finish_reason:
+        while len(s.waiting) < 3:
+            add(s, Request((1,), SamplingParams(max_tokens=1)))
+        s.step()
+        steps += 1
+        assert steps <= 90
+    assert long.emitted == decode(target, Plain(), [request])[0].emitted
+
+
+def test_a_batch_that_forms_is_filled_at_once() -> None:
+    target = tiny_target("llama", 1)
+    s = scheduler(target, Plain(), num_slots=3)
+    sequences = [add(s, Request((1, 2), SamplingParams(max_tokens=20, ignore_eos=True))) for _ in range(3)]
+    for _ in range(3):
+        s.step()
+    assert [len(x.emitted) for x in sequences] == [1, 1, 1]
+    s.abort(sequences[0])
+    more = [add(s, Request((1, 2), SamplingParams(max_tokens=1))) for _ in range(4)]
+    for _ in range(4):  # from now on a newcomer costs the others one prefill at most
+        s.step()
+    assert len(sequences[1].emitted) >= 3
+    assert sum(bool(x.emitted) for x in more) >= 2
+
+
+def test_no_slot_is_lost_when_a_drafter_does_not_let_go() -> None:
+    class Clinging(Plain):
+        def release(self, slot: int) -> None:
+            raise RuntimeError("no")
+
+    target = tiny_target("llama", 1)
+    s = scheduler(target, Clinging(), num_slots=2)
+    for _ in range(2):
+        add(s, Request((1, 2), SamplingParams(max_tokens=2, ignore_eos=True)))
+    while s.busy:
+        try:
+            s.step()
+        except RuntimeError:
+            continue
+    assert sorted(s.free) == [0, 1]
+
+
 def fail_once(owner, name: str, call: int, monkeypatch) -> None:
     """Let call number ``call`` (from 0) of a method do its work and then raise."""
     method, calls = getattr(owner, name), itertools.count()
