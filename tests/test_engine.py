@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 import random
+from dataclasses import replace
 
 import pytest
 import torch
 
 from secondguess.config import TreeConfig
 from secondguess.drafter.speculator import EagleSpeculator
+from secondguess.engine import prefill
 from secondguess.engine.cycle import Engine
 from secondguess.engine.ngram import Ngram
 from secondguess.engine.scheduler import Scheduler
@@ -154,6 +156,62 @@ def test_a_batch_that_forms_is_filled_at_once() -> None:
         s.step()
     assert len(sequences[1].emitted) >= 3
     assert sum(bool(x.emitted) for x in more) >= 2
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_no_token_depends_on_the_pieces_of_a_prompt(seed: int, monkeypatch) -> None:
+    rng = random.Random(seed)
+    dtype = rng.choice([torch.float64, torch.float32])
+    target = tiny_target(rng.choice(["llama", "qwen2", "qwen3", "gemma3"]), seed, dtype, vocab_size=40)
+    requests = random_requests(rng, 40, rng.choice([0.0, 1.0]), 5)
+    requests = [replace(r, params=replace(r.params, prompt_logprobs=1, logprobs=1)) for r in requests]
+    whole = [decode(target, Plain(), [request])[0] for request in requests]
+    monkeypatch.setattr(prefill, "PIECE", rng.randrange(1, 8))
+    for speculator in (Plain(), eagle(target, TreeConfig(budget=12, num_steps=4), seed)):
+        for one, other in zip(whole, decode(target, speculator, requests), strict=True):
+            assert other.emitted == one.emitted
+            assert [t.token for t in other.prompt_logprobs] == [t.token for t in one.prompt_logprobs]
+            for a, b in zip((*one.prompt_logprobs, *one.logprobs), (*other.prompt_logprobs, *other.logprobs), strict=True):
+                assert a.logprob == pytest.approx(b.logprob, abs=1e-4)
+
+
+def test_a_long_prompt_does_not_hold_up_those_that_run(monkeypatch) -> None:
+    monkeypatch.setattr(prefill, "PIECE", 4)
+    target = tiny_target("llama", 1)
+    s = scheduler(target, Plain(), num_slots=2)
+    first = add(s, Request((1, 2), SamplingParams(max_tokens=60, ignore_eos=True)))
+    for _ in range(3):
+        s.step()
+    before = len(first.emitted)
+    second = add(s, Request(tuple(range(1, 41)), SamplingParams(max_tokens=5, ignore_eos=True)))
+    s.step()
+    assert s.reading
+    assert (s.load.num_running, s.load.num_waiting) == (2, 0)
+    while not second.emitted:
+        s.step()
+    assert len(first.emitted) - before == 9, "a token between each two of ten pieces"
+    while s.busy:
+        s.step()
+    assert second.emitted == decode(target, Plain(), [second.request])[0].emitted
+
+
+@pytest.mark.parametrize("how", ["aborted", "failed"])
+def test_a_prompt_that_is_given_up_between_its_pieces(how: str, monkeypatch) -> None:
+    monkeypatch.setattr(prefill, "PIECE", 4)
+    target = tiny_target("llama", 1)
+    s = scheduler(target, Plain(), num_slots=1)
+    first, second = (add(s, Request((*range(1, 20), n), SamplingParams(max_tokens=5))) for n in (1, 2))
+    s.step()
+    if how == "aborted":
+        s.abort(first)
+    else:
+        with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
+            patch.setattr(target, "forward", lambda *_, **__: 1 / 0)
+            s.step()
+    assert (first.finish_reason, s.reading, s.free) == ("abort", None, [0])
+    while s.busy:
+        s.step()
+    assert second.emitted == decode(target, Plain(), [second.request])[0].emitted
 
 
 def test_no_slot_is_lost_when_a_drafter_does_not_let_go() -> None:

@@ -15,7 +15,7 @@ from heapq import heappop, heappush
 from time import perf_counter
 
 from secondguess.engine.cycle import Batch, Engine, run_cycle
-from secondguess.engine.prefill import prefill, resume
+from secondguess.engine.prefill import Reading, begin, read_on
 from secondguess.engine.sampler_state import SamplerState, check_ids, end_ids, join, keep
 from secondguess.engine.sequence import Sequence, TextStream
 from secondguess.errors import UserError
@@ -45,21 +45,23 @@ class Scheduler:
         self.resting: dict[Sequence, SamplerState] = {}  # of those that wait, those that were sent back
         self.free = list(range(engine.cache.num_slots))  # a heap: the lowest slot comes first
         self.batch: Batch | None = None
-        self.num_admitted = 0  # since the newest cycle
+        self.reading: Reading | None = None  # the newcomer, before it joins the batch
+        self.num_passes = 0  # over texts of newcomers, since the newest cycle
         self.totals = Totals()  # after the newest step; replaced and never changed, so any thread may read it
 
     @property
     def busy(self) -> bool:
-        return bool(self.waiting or self.batch)
+        return bool(self.waiting or self.batch or self.reading)
 
     @property
     def load(self) -> Load:
         """May be asked for by any thread: a batch's list of requests never changes, there is a new batch instead."""
-        batch = self.batch  # once: it may be another one a moment later
+        batch, reading = self.batch, self.reading  # once: it may be another one a moment later
         running = batch.sequences if batch else []
         cache = self.engine.cache
-        used = sum(s.num_cached for s in running) / (self.room or cache.num_slots * cache.num_columns)
-        return Load(len(running), len(self.waiting), used)
+        num_cached = sum(s.num_cached for s in running) + (reading.num_read if reading else 0)
+        used = num_cached / (self.room or cache.num_slots * cache.num_columns)
+        return Load(len(running) + bool(reading), len(self.waiting), used)
 
     def prepare(self, request: Request) -> Sequence:
         """The request as it will run; queues nothing. Raises UserError if it names a token outside the vocabulary, or
@@ -91,8 +93,8 @@ class Scheduler:
         self.waiting.append(sequence)
 
     def step(self) -> None:
-        """Prefill one waiting request if there is room and those that run have not waited too long, else run a cycle,
-        if there is anything to run.
+        """Read a piece of a newcomer's text if there is room for one, and those that run have not waited too long; else
+        run a cycle, if there is anything to run.
 
         An error goes on to the caller, and ends the requests whose state it may have left half updated as "abort".
         """
@@ -102,7 +104,11 @@ class Scheduler:
             self.totals = self.engine.totals.copy()
 
     def _step(self) -> None:
-        if self.waiting and self.free and not self._owes_a_cycle and self._has_room_for(self.waiting[0]):
+        if self._owes_a_cycle and self.batch:
+            self._cycle(self.batch)
+        elif self.reading:
+            self._read_on(self.reading)
+        elif self.waiting and self.free and self._has_room_for(self.waiting[0]):
             self._admit(self.waiting.popleft())
         elif self.batch:
             self._cycle(self.batch)
@@ -118,33 +124,42 @@ class Scheduler:
             self.waiting.remove(sequence)
         self.resting.pop(sequence, None)
         sequence.finish("abort")
+        if self.reading and self.reading.sequence is sequence:
+            self.reading = None
+            self._free_slots([sequence])
         self._retire()
 
     @property
     def _owes_a_cycle(self) -> bool:
-        """Whether those that run go first: requests that end in prefill would else keep them waiting for ever.
+        """Whether those that run go first: long prompts, and requests that end with them, would else keep them waiting.
 
-        A batch that only forms is filled at once; then every newcomer costs the others one prefill.
+        A batch that only forms is filled at once; from then on there is a cycle after each pass over a newcomer's text.
         """
         if self.batch is None:
             return False
         forms = not any(s.drafting.cycles for s in self.batch.sequences)
-        return self.num_admitted >= (self.engine.cache.num_slots if forms else 1)
+        return self.num_passes >= (self.engine.cache.num_slots if forms else 1)
 
     def _admit(self, s: Sequence) -> None:
-        self.num_admitted += 1
         s.slot = heappop(self.free)
         s.timing.queue += perf_counter() - s.queued
-        sampler = self.resting.pop(s, None)
+        self.reading = begin(self.engine, s, self.resting.pop(s, None))
+        self._read_on(self.reading)
+
+    def _read_on(self, reading: Reading) -> None:
+        self.num_passes += 1
         try:
-            alone = prefill(self.engine, s) if sampler is None else resume(self.engine, s, sampler)
+            alone = read_on(self.engine, reading)
         except BaseException:
-            self._give_back([s])
+            self.reading = None
+            self._give_back([reading.sequence])
             raise
-        self.batch = joined(self.batch, alone) if self.batch else alone
+        if alone:
+            self.reading = None
+            self.batch = joined(self.batch, alone) if self.batch else alone
 
     def _cycle(self, batch: Batch) -> None:
-        self.num_admitted = 0
+        self.num_passes = 0
         try:
             run_cycle(self.engine, batch)
         except BaseException:
