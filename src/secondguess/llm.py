@@ -147,8 +147,7 @@ class LLM:
         Raises UserError before any of them is begun if one of them cannot be decoded.
         """
         sequences = [self._prepare(request) for request in requests]
-        for i, sequence in enumerate(sequences):
-            self._begin(sequence, partial(hear, i))
+        submit(self._begin, sequences, [partial(hear, i) for i in range(len(sequences))])
         return partial(self._abandon, sequences)
 
     def request(self, prompt: Prompt, params: SamplingParams | None = None) -> Request:
@@ -235,7 +234,7 @@ class LLM:
                 loop.call_soon_threadsafe(inbox.put_nowait, news)
 
         try:
-            self._begin(sequence, tell)
+            submit(self._begin, [sequence], [tell])
             done = False
             while not done:
                 news = await inbox.get()
@@ -245,10 +244,6 @@ class LLM:
                 done = news.output is not None
         finally:
             self._abandon([sequence])
-
-    def _begin(self, sequence: Sequence, listener: Listener) -> None:
-        submit(self._scheduler.submit, sequence)
-        submit(self._pump.listen, sequence, listener)
 
     def _context(self, wanted: int | None) -> int:
         limit = self.target.spec.context_len
@@ -269,6 +264,12 @@ class LLM:
                 submit(self._scheduler.abort, s)
 
     # What follows runs on the engine's thread, where nothing changes under its hands.
+
+    def _begin(self, sequences: Seq[Sequence], listeners: Seq[Listener]) -> None:
+        """Queue all of them before any is admitted: those with one prompt share its K/V."""
+        for sequence, listener in zip(sequences, listeners, strict=True):
+            self._scheduler.submit(sequence)
+            self._pump.listen(sequence, listener)
 
     def _make_engine(self, drafter: str | Path | Drafter | None, num_slots: int) -> Engine:
         columns = self.max_model_len + 1 + max(method.tree.max_budget for method in self.methods.values())

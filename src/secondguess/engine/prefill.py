@@ -41,20 +41,31 @@ def begin(engine: Engine, s: Sequence, sampler: SamplerState | None) -> Reading:
     return Reading(s, torch.tensor(ids, device=engine.target.spec.device), sampler)
 
 
+def share(engine: Engine, reading: Reading, other: Reading) -> None:
+    """Take over the prompt of a request that runs, which is the same: bit for bit what reading it again would give."""
+    engine.cache.copy(other.sequence.slot, reading.sequence.slot, other.num_read)
+    reading.pieces, reading.num_read = other.pieces, other.num_read
+
+
 def read_on(engine: Engine, reading: Reading) -> Batch | None:
     """Read the next piece. After the last one, the request as a batch by itself, ready for cycles."""
-    started, s, before = perf_counter(), reading.sequence, reading.num_read
+    started, batch = perf_counter(), None
     engine.last = None
+    if reading.num_read < len(reading.tokens_T):
+        read_piece(engine, reading)
+    if reading.num_read == len(reading.tokens_T):
+        reading.pieces = [whole(reading.pieces)]
+        batch = (begun if reading.sampler is None else resumed)(engine, reading, reading.pieces[0])
+    reading.sequence.timing.prefill += perf_counter() - started
+    return batch
+
+
+def read_piece(engine: Engine, reading: Reading) -> None:
+    before = reading.num_read
     piece_1N = reading.tokens_T[None, before : before + PIECE]
-    rows = causal_rows(torch.tensor([s.slot], device=piece_1N.device), piece_1N, before)
+    rows = causal_rows(torch.tensor([reading.sequence.slot], device=piece_1N.device), piece_1N, before)
     reading.pieces.append(engine.target.forward(rows, engine.cache, last_only=True))
     reading.num_read += piece_1N.shape[1]
-    batch = None
-    if reading.num_read == len(reading.tokens_T):
-        out = whole(reading.pieces)
-        batch = begun(engine, reading, out) if reading.sampler is None else resumed(engine, reading, out)
-    s.timing.prefill += perf_counter() - started
-    return batch
 
 
 def whole(pieces: list[TargetOut]) -> TargetOut:

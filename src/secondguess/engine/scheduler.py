@@ -15,7 +15,7 @@ from heapq import heappop, heappush
 from time import perf_counter
 
 from secondguess.engine.cycle import Batch, Engine, run_cycle
-from secondguess.engine.prefill import Reading, begin, read_on
+from secondguess.engine.prefill import Reading, begin, read_on, share
 from secondguess.engine.sampler_state import SamplerState, check_ids, end_ids, join, keep
 from secondguess.engine.sequence import Sequence, TextStream
 from secondguess.errors import UserError
@@ -46,6 +46,7 @@ class Scheduler:
         self.free = list(range(engine.cache.num_slots))  # a heap: the lowest slot comes first
         self.batch: Batch | None = None
         self.reading: Reading | None = None  # the newcomer, before it joins the batch
+        self.newest: Reading | None = None  # the prompt that was read last, while the next in the queue has the same
         self.num_passes = 0  # over texts of newcomers, since the newest cycle
         self.totals = Totals()  # after the newest step; replaced and never changed, so any thread may read it
 
@@ -144,6 +145,8 @@ class Scheduler:
         s.slot = heappop(self.free)
         s.timing.queue += perf_counter() - s.queued
         self.reading = begin(self.engine, s, self.resting.pop(s, None))
+        if self.newest and self.batch and self.newest.sequence in self.batch.sequences and is_twin(self.newest, s):
+            share(self.engine, self.reading, self.newest)
         self._read_on(self.reading)
 
     def _read_on(self, reading: Reading) -> None:
@@ -156,6 +159,7 @@ class Scheduler:
             raise
         if alone:
             self.reading = None
+            self.newest = reading if self.waiting and is_twin(reading, self.waiting[0]) else None
             self.batch = joined(self.batch, alone) if self.batch else alone
 
     def _cycle(self, batch: Batch) -> None:
@@ -213,6 +217,11 @@ class Scheduler:
         batch = self.batch
         assert batch is not None, "there are rows"
         self.batch = Batch([batch.sequences[r] for r in rows], keep(batch.sampler, rows)) if rows else None
+
+
+def is_twin(reading: Reading, s: Sequence) -> bool:
+    """Whether both have the same prompt, and have emitted nothing before it was read."""
+    return reading.sampler is None and not s.origins and reading.sequence.request.prompt_ids == s.request.prompt_ids
 
 
 def num_tokens(sequences: Seq[Sequence]) -> int:
