@@ -178,7 +178,7 @@ class LLM:
 
     @cached_property
     def max_characters(self) -> int:
-        """No longer text fits into ``max_model_len`` tokens, for each would have to be the longest of the vocabulary."""
+        """No longer text fits into ``max_model_len`` tokens: each would have to be the longest of the vocabulary."""
         longest = max(map(len, self.target.tokenizer.get_vocab())) if self.target.tokenizer else 0
         return longest * self.max_model_len
 

@@ -78,7 +78,7 @@ def token_bytes(llm: LLM, token: int) -> bytes:
 
 
 def by_text(llm: LLM, t: TokenLogprobs) -> dict[str, float]:
-    """The best tokens' log-probabilities, and the token's own. Of tokens that read alike, the others go by their ids."""
+    """The best tokens' log-probabilities, and the token's own. Of tokens that read alike, all but one go by ids."""
     names: dict[int, str] = {}
     for token in (t.token, *(token for token, _ in t.top)):
         text = token_text(llm, token)

@@ -112,7 +112,8 @@ class CompletionShape(Shape):
             scores.start = len(text)
 
     def choice(self, i: int, output: Output) -> dict[str, Any]:
-        text, scores = self.echo[i] + output.text, self.scores[i].take(output.logprobs, output.text, output.finish_reason)
+        text = self.echo[i] + output.text
+        scores = self.scores[i].take(output.logprobs, output.text, output.finish_reason)
         if self.echo[i] and output.logprobs:
             return self.echoed(i, output, text, scores)
         return self.piece(i, text, scores, output.finish_reason)
@@ -120,14 +121,12 @@ class CompletionShape(Shape):
     def echoed(self, i: int, output: Output, text: str, scores: Sequence[Score]) -> dict[str, Any]:
         """With the log-probabilities of prompt and answer; a text's first token has none."""
         first, prompt = output.prompt_ids[0], prompt_scores(self.llm, self.requests[i], output.prompt_logprobs)
-        whole = self.piece(i, text, [*prompt, *scores], output.finish_reason)
-        if whole["logprobs"] is None:  # a prompt of one token, and an answer of which a stop string left nothing
-            whole["logprobs"] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+        columns = self.columns([*prompt, *scores])
         for name, value in (("tokens", self.token_text(first)), ("text_offset", 0)):
-            whole["logprobs"][name].insert(0, value)
+            columns[name].insert(0, value)
         for name in ("token_logprobs", "top_logprobs"):
-            whole["logprobs"][name].insert(0, None)
-        return whole
+            columns[name].insert(0, None)
+        return self.piece(i, text, (), output.finish_reason) | {"logprobs": columns}
 
     def pieces(self, i: int, delta: Delta) -> Iterator[dict[str, Any]]:
         text, self.echo[i] = self.echo[i] + delta.text, ""
@@ -138,15 +137,12 @@ class CompletionShape(Shape):
             yield self.piece(i, "", (), delta.finish_reason)
 
     def piece(self, i: int, text: str, scores: Sequence[Score], reason: str | None) -> dict[str, Any]:
-        return {"index": i, "text": text, "logprobs": self.logprobs(scores), "finish_reason": reason}
+        return {"index": i, "text": text, "logprobs": self.columns(scores) if scores else None, "finish_reason": reason}
 
     def prompt(self, request: Request) -> str:
         return self.llm.decode(request.prompt_ids) if request.text is None else request.text
 
-    def logprobs(self, scores: Sequence[Score]) -> dict[str, Any] | None:
-        """None if there are none."""
-        if not scores:
-            return None
+    def columns(self, scores: Sequence[Score]) -> dict[str, list[Any]]:
         tokens = [score.logprobs for score in scores]
         return {
             "tokens": [self.token_text(t.token) for t in tokens],
