@@ -12,10 +12,10 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import JSONResponse, Response
 
 from secondguess.methods import SHAPE, Method
-from secondguess.server.asks import detokenized, tokenized
 from secondguess.server.errors import ApiError
 from secondguess.server.protocol import DetokenizeBody, TokenizeBody
 from secondguess.server.service import Service
+from secondguess.server.tokens import detokenized, tokenized
 
 STARTED = int(time.time())
 SILENCE_S = 120.0  # without a token where one is due; the longest prompt is read in less
