@@ -462,7 +462,7 @@ def test_what_is_wrong_is_named(app: FastAPI, changes: dict[str, Any], param: st
         ),
         ({"messages": [CALL | {"tool_calls": [call("[" * 100_000)]}]}, "messages", "nested too deep"),
         ({"messages": [CALL | {"tool_calls": [call("{")]}]}, "messages", "no JSON"),
-        ({"messages": [CALL | {"tool_calls": [{"a": nested(300)}]}]}, "messages", "nested too deep"),
+        ({"messages": [CALL | {"tool_calls": [{"a": nested(500)}]}]}, "messages", "recursion"),
     ],
 )
 def test_what_is_wrong_with_a_chat(app: FastAPI, changes: dict[str, Any], param: str, said: str) -> None:

@@ -28,10 +28,10 @@ import uvicorn
 from fastapi import FastAPI
 from starlette.types import Message
 
+from ports import free_port
 from secondguess import LLM, SamplingParams, TreeConfig
 from secondguess.cli import main
 from secondguess.engine.thread import run, submit
-from ports import free_port
 from secondguess.server import information, replies
 from secondguess.server import service as service_module
 from secondguess.server.app import make_app
@@ -433,7 +433,7 @@ def test_the_engine_is_warm_before_the_server_is_ready(llm: LLM) -> None:
 
 
 def test_everything_is_warm_and_nothing_of_it_counts(llm: LLM, monkeypatch) -> None:
-    service, app = service_of(llm)
+    _, app = service_of(llm)
     warmed, answer = [], llm.answer
     monkeypatch.setattr(llm, "answer", lambda request: warmed.append(request.speculation.method) or answer(request))
 

@@ -49,9 +49,7 @@ class TextStream:
 
     def _decode(self, ids: list[int]) -> str:
         assert self.tokenizer is not None
-        return str(self.tokenizer.decode(
-                ids, skip_special_tokens=not self.special, clean_up_tokenization_spaces=False
-            ))
+        return str(self.tokenizer.decode(ids, skip_special_tokens=not self.special, clean_up_tokenization_spaces=False))
 
 
 @dataclass(slots=True)

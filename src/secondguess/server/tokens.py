@@ -52,10 +52,7 @@ def conversation(
 
 def as_message(message: Message) -> dict[str, Any]:
     """What a chat template expects: text in one piece, arguments of calls as objects."""
-    try:
-        fields = message.model_dump(exclude_none=True)
-    except (ValueError, RecursionError) as error:
-        raise ApiError(400, "a tool call is nested too deep", "messages") from error
+    fields = message.model_dump(exclude_none=True)
     if isinstance(message.content, list):
         fields["content"] = "\n".join(part.text for part in message.content)
     for call in fields.get("tool_calls", ()):
