@@ -503,7 +503,8 @@ def test_who_leaves_while_the_server_drains_frees_its_slot(llm: LLM, stream: boo
     with running(app) as (server, url):
         if stream:
             with httpx.stream("POST", f"{url}/v1/completions", json=ENDLESS | {"stream": True}) as response:
-                next(response.iter_lines())
+                lines = response.iter_lines()  # which end the connection when they are forgotten
+                next(lines)
                 server.handle_exit(signal.SIGTERM, None)
                 time.sleep(0.5)
                 assert service.num_inside == 1, "it is not told to leave"
