@@ -195,7 +195,8 @@ def test_arrow_keys_scroll_a_drawing_that_has_the_focus(page: Page) -> None:
     page.locator("#drawing").press("ArrowLeft")
     assert page.locator("#which").text_content() == place
     page.locator("#drawing").press("ArrowRight")
-    page.wait_for_function("document.getElementById('drawing').scrollLeft > 0")
+    page.wait_for_timeout(300)
+    assert page.evaluate("document.getElementById('drawing').scrollLeft") > 0
 
 
 def test_one_answer_or_race_at_a_time(page: Page, llm: LLM, slowly: None) -> None:
@@ -225,7 +226,7 @@ def test_an_empty_temperature_is_what_the_field_says(page: Page) -> None:
     assert page.locator("#temperature").get_attribute("placeholder") == "1"
     with page.expect_request("**/v1/chat/completions") as request:
         ask(page)
-    assert request.value.post_data_json["temperature"] == 1
+    assert (request.value.post_data_json or {})["temperature"] == 1
     ended(page)
 
 

@@ -37,7 +37,7 @@ class Reply(Response, Generic[AnyBody]):
         prompt_field: str,
     ) -> None:
         super().__init__()
-        self.service, self.body, self.num_answers = service, body, num_answers
+        self.service, self.asked, self.num_answers = service, body, num_answers
         self.ask, self.shape, self.prompt_field = ask, shape, prompt_field
         self.begun = False  # whether the first byte is out, after which there is no other status
 
@@ -61,10 +61,10 @@ class Reply(Response, Generic[AnyBody]):
             await self.fail(of_failure(error), send)
 
     async def answer(self, job: Job, scope: Scope, receive: Receive, send: Send) -> None:
-        requests = await self.service.read(self.ask, self.service.llm, self.body)
-        shape = self.shape(self.service.llm, self.service.name, requests, self.body.num_choices)
+        requests = await self.service.read(self.ask, self.service.llm, self.asked)
+        shape = self.shape(self.service.llm, self.service.name, requests, self.asked.num_choices)
         job.start(requests, self.prompt_field)
-        if self.body.stream:
+        if self.asked.stream:
             self.begun = True
             await self.stream(job, shape, send)
         else:
@@ -75,7 +75,7 @@ class Reply(Response, Generic[AnyBody]):
     async def stream(self, job: Job, shape: Shape, send: Send) -> None:
         headers = [(name.encode(), value.encode()) for name, value in STREAM.items()]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        async for text in events(job, shape, self.body.stream_options or StreamOptions()):
+        async for text in events(job, shape, self.asked.stream_options or StreamOptions()):
             await send(part(text))
         await send(part(DONE, last=True))
 
@@ -84,7 +84,7 @@ class Reply(Response, Generic[AnyBody]):
             raise error
         with suppress(OSError):  # nobody reads
             async with asyncio.timeout(LAST_WORDS_S):
-                if self.body.stream:
+                if self.asked.stream:
                     await send(part(event(error.content) + DONE, last=True))
 
 
