@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("playwright")
+pytest.importorskip("playwright", reason="pip install 'secondguess[browser]'")
 pytest.importorskip("fastapi")
 pytest.importorskip("uvicorn")
 
@@ -35,7 +35,7 @@ def browser() -> Iterator[Browser]:
         try:
             browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         except Error as error:
-            pytest.skip(f"no Chromium starts: {str(error).splitlines()[0]}")
+            pytest.skip(f"no Chromium starts (install one: playwright install chromium): {str(error).splitlines()[0]}")
         yield browser
         browser.close()
 
@@ -172,6 +172,62 @@ def test_trees_can_be_paused_and_stepped_through(page: Page) -> None:
     assert "12 guesses after " in (page.locator("#said").text_content() or "")
     assert float(page.locator("#tau").text_content() or 0) >= 1
     assert float(page.locator("#pace").text_content() or 0) > 0
+
+
+def test_an_answer_of_one_cycle_has_nothing_to_play(page: Page) -> None:
+    settle(page, **{"max-tokens": "2", "budget": "1"})
+    ask(page)
+    ended(page)
+    which = page.locator("#which")
+    assert which.text_content() == "cycle 1 of 1"
+    page.locator("#pause").click()
+    page.wait_for_timeout(600)
+    assert which.text_content() == "cycle 1 of 1"
+    assert page.locator("#pause").text_content() == "Play"
+
+
+def test_arrow_keys_scroll_a_drawing_that_has_the_focus(page: Page) -> None:
+    settle(page)
+    ask(page)
+    ended(page)
+    place = page.locator("#which").text_content()
+    page.evaluate("document.getElementById('drawing').firstChild.style.minWidth = '5000px'")
+    page.locator("#drawing").press("ArrowLeft")
+    assert page.locator("#which").text_content() == place
+    page.locator("#drawing").press("ArrowRight")
+    page.wait_for_timeout(300)
+    assert page.evaluate("document.getElementById('drawing').scrollLeft") > 0
+
+
+def test_one_answer_or_race_at_a_time(page: Page, llm: LLM, slowly: None) -> None:
+    settle(page, **{"max-tokens": "900", "temperature": "0"})
+    ask(page)
+    page.wait_for_selector(".assistant span")
+    page.locator("nav [data-view=race]").click()
+    expect(page.locator("#go")).to_be_disabled()
+    page.locator("#prompt").press("Enter")
+    page.wait_for_timeout(200)
+    assert page.locator("#lanes article").count() == 0
+    page.keyboard.press("Escape")
+    expect(page.locator("#go")).to_be_enabled()
+    page.locator("#go").click()
+    page.wait_for_selector("#lanes span")
+    page.locator("nav [data-view=chat]").click()
+    expect(page.locator("#send")).to_be_disabled()
+    ask(page, "and now")
+    assert page.locator(".user").count() == 1
+    assert page.locator("#question").input_value() == "and now"
+    page.keyboard.press("Escape")
+    expect(page.locator("#send")).to_be_enabled()
+
+
+def test_an_empty_temperature_is_what_the_field_says(page: Page) -> None:
+    settle(page, temperature="")
+    assert page.locator("#temperature").get_attribute("placeholder") == "1"
+    with page.expect_request("**/v1/chat/completions") as request:
+        ask(page)
+    assert (request.value.post_data_json or {})["temperature"] == 1
+    ended(page)
 
 
 def test_accepted_nodes_are_those_of_the_path(page: Page) -> None:

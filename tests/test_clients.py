@@ -107,6 +107,7 @@ def test_memory_that_grows(script: Any) -> None:
     assert complain([1000 + x for x in noise], 20) == []
     assert complain([1000 + x + min(300, 20 * i) for i, x in enumerate(noise)], 20) == []  # once, at first
     assert "memory grows by" in complain([1000 + x + 2 * i for i, x in enumerate(noise)], 20)[0]
+    assert complain([1500 + x / 4 + 200 / 3 * i / 120 for i, x in enumerate(noise)], 20), "200 MiB an hour"
     assert complain([], 20) == []
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 import random
+from dataclasses import replace
 
 import pytest
 import torch
 
 from secondguess.config import TreeConfig
 from secondguess.drafter.speculator import EagleSpeculator
+from secondguess.engine import prefill
 from secondguess.engine.cycle import Engine
 from secondguess.engine.ngram import Ngram
 from secondguess.engine.scheduler import Scheduler
@@ -124,6 +126,137 @@ def test_aborted_request_frees_its_slot_and_leaves_the_others_alone() -> None:
     while s.busy:
         s.step()
     assert other.emitted == decode(target, Plain(), [requests[1]])[0].emitted
+
+
+def test_short_requests_do_not_hold_up_a_long_one() -> None:
+    """They end in prefill, and the next one is there at once."""
+    target = tiny_target("llama", 1)
+    request = Request((1, 2, 3), SamplingParams(max_tokens=40, ignore_eos=True))
+    s = scheduler(target, Plain(), num_slots=2)
+    long, steps = add(s, request), 0
+    while not long.finish_reason:
+        while len(s.waiting) < 3:
+            add(s, Request((1,), SamplingParams(max_tokens=1)))
+        s.step()
+        steps += 1
+        assert steps <= 90
+    assert long.emitted == decode(target, Plain(), [request])[0].emitted
+
+
+def test_a_batch_that_forms_is_filled_at_once() -> None:
+    target = tiny_target("llama", 1)
+    s = scheduler(target, Plain(), num_slots=3)
+    sequences = [add(s, Request((1, 2), SamplingParams(max_tokens=20, ignore_eos=True))) for _ in range(3)]
+    for _ in range(3):
+        s.step()
+    assert [len(x.emitted) for x in sequences] == [1, 1, 1]
+    s.abort(sequences[0])
+    more = [add(s, Request((1, 2), SamplingParams(max_tokens=1))) for _ in range(4)]
+    for _ in range(4):  # from now on a newcomer costs the others one prefill at most
+        s.step()
+    assert len(sequences[1].emitted) >= 3
+    assert sum(bool(x.emitted) for x in more) >= 2
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_no_token_depends_on_the_pieces_of_a_prompt(seed: int, monkeypatch) -> None:
+    rng = random.Random(seed)
+    dtype = rng.choice([torch.float64, torch.float32])
+    target = tiny_target(rng.choice(["llama", "qwen2", "qwen3", "gemma3"]), seed, dtype, vocab_size=40)
+    requests = random_requests(rng, 40, rng.choice([0.0, 1.0]), 5)
+    requests = [replace(r, params=replace(r.params, prompt_logprobs=1, logprobs=1)) for r in requests]
+    whole = [decode(target, Plain(), [request])[0] for request in requests]
+    monkeypatch.setattr(prefill, "PIECE", rng.randrange(1, 8))
+    for speculator in (Plain(), eagle(target, TreeConfig(budget=12, num_steps=4), seed)):
+        for one, other in zip(whole, decode(target, speculator, requests), strict=True):
+            assert other.emitted == one.emitted
+            assert [t.token for t in other.prompt_logprobs] == [t.token for t in one.prompt_logprobs]
+            pairs = zip(one.prompt_logprobs + one.logprobs, other.prompt_logprobs + other.logprobs, strict=True)
+            assert all(a.logprob == pytest.approx(b.logprob, abs=1e-4) for a, b in pairs)
+
+
+@pytest.mark.parametrize("max_tokens", [1, 20])
+@pytest.mark.parametrize("piece", [3, 512])
+def test_answers_to_one_prompt_read_it_once(max_tokens: int, piece: int, monkeypatch) -> None:
+    monkeypatch.setattr(prefill, "PIECE", piece)
+    target = tiny_target("llama", 1, torch.float32)
+    params = SamplingParams(
+        temperature=1.0, seed=3, max_tokens=max_tokens, ignore_eos=True, presence_penalty=1.0, prompt_logprobs=1
+    )
+    requests = [Request((1, 2, 3, 4, 5, 6), params, choice) for choice in range(4)]
+    requests.insert(3, Request((1, 2, 3), params))
+    alone = [decode(target, Plain(), [request])[0] for request in requests]
+    forward, read = target.forward, []
+
+    def counted(rows, cache, last_only=False):
+        if last_only:
+            read.append(rows.tokens_RN.shape[1])
+        return forward(rows, cache, last_only)
+
+    monkeypatch.setattr(target, "forward", counted)
+    for speculator in (Plain(), eagle(target, TreeConfig(budget=12, num_steps=4), num_slots=5)):
+        read.clear()
+        many = decode(target, speculator, requests, num_slots=5)
+        assert [(s.emitted, s.prompt_logprobs) for s in many] == [(s.emitted, s.prompt_logprobs) for s in alone]
+        # One that ends in prefill has no K/V any more when the next comes.
+        assert sum(read) == (4 * 6 + 3 if max_tokens == 1 else 6 + 3 + 6)
+
+
+def test_a_long_prompt_does_not_hold_up_those_that_run(monkeypatch) -> None:
+    monkeypatch.setattr(prefill, "PIECE", 4)
+    target = tiny_target("llama", 1)
+    s = scheduler(target, Plain(), num_slots=2)
+    first = add(s, Request((1, 2), SamplingParams(max_tokens=60, ignore_eos=True)))
+    for _ in range(3):
+        s.step()
+    before = len(first.emitted)
+    second = add(s, Request(tuple(range(1, 41)), SamplingParams(max_tokens=5, ignore_eos=True)))
+    s.step()
+    assert s.reading
+    assert (s.load.num_running, s.load.num_waiting) == (2, 0)
+    while not second.emitted:
+        s.step()
+    assert len(first.emitted) - before == 9, "a token between each two of ten pieces"
+    while s.busy:
+        s.step()
+    assert second.emitted == decode(target, Plain(), [second.request])[0].emitted
+
+
+@pytest.mark.parametrize("how", ["aborted", "failed"])
+def test_a_prompt_that_is_given_up_between_its_pieces(how: str, monkeypatch) -> None:
+    monkeypatch.setattr(prefill, "PIECE", 4)
+    target = tiny_target("llama", 1)
+    s = scheduler(target, Plain(), num_slots=1)
+    first, second = (add(s, Request((*range(1, 20), n), SamplingParams(max_tokens=5))) for n in (1, 2))
+    s.step()
+    if how == "aborted":
+        s.abort(first)
+    else:
+        with monkeypatch.context() as patch:
+            patch.setattr(target, "forward", lambda *_, **__: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                s.step()
+    assert (first.finish_reason, s.reading, s.free) == ("abort", None, [0])
+    while s.busy:
+        s.step()
+    assert second.emitted == decode(target, Plain(), [second.request])[0].emitted
+
+
+def test_no_slot_is_lost_when_a_drafter_does_not_let_go() -> None:
+    class Clinging(Plain):
+        def release(self, slot: int) -> None:
+            raise RuntimeError("no")
+
+    target = tiny_target("llama", 1)
+    s = scheduler(target, Clinging(), num_slots=2)
+    for _ in range(2):
+        add(s, Request((1, 2), SamplingParams(max_tokens=2, ignore_eos=True)))
+    while s.busy:
+        try:
+            s.step()
+        except RuntimeError:
+            continue
+    assert sorted(s.free) == [0, 1]
 
 
 def fail_once(owner, name: str, call: int, monkeypatch) -> None:

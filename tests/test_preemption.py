@@ -19,11 +19,12 @@ from secondguess.engine.cycle import Engine
 from secondguess.engine.ngram import Ngram
 from secondguess.engine.pages import LENT, PAGE, Pages
 from secondguess.engine.scheduler import Scheduler
+from secondguess.engine.sequence import Sequence
 from secondguess.engine.slots import SlotCache
 from secondguess.engine.speculate import Plain, Speculator
 from secondguess.engine.thread import run
 from secondguess.testing import tiny_target
-from secondguess.types import Delta, Request, Speculation
+from secondguess.types import Delta, Drafting, Request, Speculation
 from test_engine import MAX_LEN, ROOM, add, decode, eagle, random_requests
 from test_server_engine import Alternating
 
@@ -181,6 +182,58 @@ def test_a_server_tells_of_it(llm: LLM, plain: LLM) -> None:
     assert f'num_preemptions_total{{model_name="tiny"}} {llm.totals.num_preemptions}.0' in metrics
     assert f"Preempted: {count} reqs" in report(llm, before, llm.totals, 10)[0]
     assert info["kv_cache_tokens"] == ROOM_TOKENS
+
+
+def test_a_servers_totals_are_the_sum_of_all_that_ran(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of those that were sent back, and of one whose client left."""
+    pytest.importorskip("fastapi")
+    pytest.importorskip("prometheus_client")
+    httpx = pytest.importorskip("httpx")
+    from secondguess.server.app import make_app
+    from secondguess.server.service import Service
+    from secondguess.server.settings import Settings
+
+    sequences, prepare = list[Sequence](), llm._scheduler.prepare
+    service = Service(llm, "tiny", Settings())
+    app = make_app(service)
+
+    def recorded(request: Request) -> Sequence:
+        sequences.append(prepare(request))
+        return sequences[-1]
+
+    body = {"prompt": "hello", "max_tokens": 120, "seed": 7, "ignore_eos": True}
+
+    async def crowd() -> str:
+        transport = httpx.ASGITransport(app=app)
+        async with (
+            app.router.lifespan_context(app),
+            httpx.AsyncClient(transport=transport, base_url="http://test") as client,
+        ):
+            monkeypatch.setattr(llm._scheduler, "prepare", recorded)
+            tasks = [asyncio.create_task(client.post("/v1/completions", json=body)) for _ in range(5)]
+            async with asyncio.timeout(60):
+                while not llm._scheduler.resting:
+                    await asyncio.sleep(0.001)
+            tasks[0].cancel()
+            await asyncio.wait(tasks)
+            run(int)
+            return (await client.get("/metrics")).text
+
+    page, totals, drafting = asyncio.run(crowd()), service.metrics.totals, Drafting()
+    for s in sequences:
+        drafting.cycles += s.drafting.cycles
+        drafting.num_drafted_refined += s.drafting.num_drafted_refined
+        drafting.num_accepted_refined += s.drafting.num_accepted_refined
+        drafting.num_steps += s.drafting.num_steps
+    assert len(sequences) == 5
+    assert totals.num_preemptions > 0
+    assert totals.num_tokens == sum(len(s.origins) for s in sequences)
+    assert totals.num_prompt_tokens == sum(len(s.request.prompt_ids) for s in sequences if s.origins)
+    assert totals.drafting == drafting
+    assert f'generation_tokens_total{{model_name="tiny"}} {totals.num_tokens}.0' in page
+    for reason, count in (("length", 4), ("abort", 1)):
+        assert f'request_success_total{{finished_reason="{reason}",model_name="tiny"}} {count}.0' in page
+    assert 'e2e_request_latency_seconds_count{model_name="tiny"} 4.0' in page
 
 
 def test_room_for_less_than_one_request_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,6 +7,7 @@ import hmac
 import json
 import logging
 import re
+import threading
 from collections import defaultdict
 from collections.abc import Mapping
 from functools import partial
@@ -23,13 +24,15 @@ from fastapi import FastAPI
 
 from secondguess import LLM, SamplingParams, TreeConfig
 from secondguess.server.app import make_app
+from secondguess.server.scores import by_text, token_bytes
 from secondguess.server.service import Service
 from secondguess.server.settings import Settings
-from secondguess.types import Output, Request, Speculation
+from secondguess.types import Output, Request, Speculation, TokenLogprobs
 
 TREE = TreeConfig(budget=12, num_steps=4, grow_width=3, offer_width=3)
 CHAT = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 24, "seed": 7, "ignore_eos": True}
 TEXT = {"prompt": "hello", "max_tokens": 24, "seed": 7, "ignore_eos": True}
+LETTERS = {"logit_bias": {"69": 100.0, "70": 99.0}}  # two letters in a random order
 WAYS = (None, True, False, {"method": "ngram"}, {"method": "eagle3.1", "budget": 5}, {"budget": 2})
 
 
@@ -244,6 +247,16 @@ def test_prompts_in_every_form(app: FastAPI, llm: LLM, plain: LLM) -> None:
         assert [choice["text"] for choice in complete(app, prompt=prompt)["choices"]] == texts[:1]
 
 
+@pytest.mark.parametrize("seed", [7, None])
+def test_a_prompt_that_is_given_twice_gets_other_answers(app: FastAPI, seed: int | None) -> None:
+    answer = complete(app, prompt=["hello", "other", "hello"], n=2, seed=seed)
+    texts = [choice["text"] for choice in answer["choices"]]
+    assert len(set(texts)) == 6
+    assert answer["usage"]["prompt_tokens"] == 15
+    again = complete(app, n=4, seed=answer["metrics"]["seed"])
+    assert [choice["text"] for choice in again["choices"]] == [*texts[:2], *texts[4:]]
+
+
 def test_echo(app: FastAPI, llm: LLM, plain: LLM) -> None:
     text = expected(plain)
     assert complete(app, echo=True)["choices"][0]["text"] == "hello" + text
@@ -253,15 +266,14 @@ def test_echo(app: FastAPI, llm: LLM, plain: LLM) -> None:
 
 
 def test_stops_and_limits(app: FastAPI, plain: LLM) -> None:
-    letters = {"logit_bias": {"69": 100.0, "70": 99.0}}  # two letters in a random order
-    whole = complete(app, **letters)["choices"][0]["text"]
+    whole = complete(app, **LETTERS)["choices"][0]["text"]
     assert len(set(whole)) == 2
     stop = whole[5:8]
     for given in (stop, [stop, "zzz"]):
-        cut = complete(app, **letters, stop=given)["choices"][0]
+        cut = complete(app, **LETTERS, stop=given)["choices"][0]
         assert cut == {"index": 0, "text": whole[: whole.find(stop)], "logprobs": None, "finish_reason": "stop"}
-    assert complete(app, stop_token_ids=[69, 70], **letters)["usage"]["completion_tokens"] == 1
-    assert complete(app, stop_token_ids=[69, 70], min_tokens=9, **letters)["usage"]["completion_tokens"] >= 9
+    assert complete(app, stop_token_ids=[69, 70], **LETTERS)["usage"]["completion_tokens"] == 1
+    assert complete(app, stop_token_ids=[69, 70], min_tokens=9, **LETTERS)["usage"]["completion_tokens"] >= 9
     assert complete(app, max_tokens=None)["usage"]["completion_tokens"] == 16
     without_limit = CHAT | {"max_tokens": None, "max_completion_tokens": None}
     answer = post(app, "/v1/chat/completions", without_limit).json()
@@ -291,7 +303,9 @@ def test_logprobs_of_a_chat(app: FastAPI, plain: LLM) -> None:
     (output,) = plain.generate("hello\n", params)
     assert [entry["logprob"] for entry in content] == [t.logprob for t in output.logprobs]
     assert [entry["token"] for entry in content] == [plain.decode([token]) for token in output.token_ids]
-    assert all(bytes(entry["bytes"]).decode() == entry["token"] for entry in content)
+    assert all(bytes(entry["bytes"]).decode(errors="replace") == entry["token"] for entry in content)
+    assert [len(entry["bytes"]) for entry in content] == [1] * 24, "parts of characters have theirs, too"
+    assert b"".join(bytes(entry["bytes"]) for entry in content).decode(errors="replace") == output.text
     for entry, t in zip(content, output.logprobs, strict=True):
         assert [best["logprob"] for best in entry["top_logprobs"]] == [logp for _, logp in t.top]
     parts = events(app, "/v1/chat/completions", CHAT | {"logprobs": True, "top_logprobs": 3})
@@ -304,7 +318,7 @@ def test_logprobs_of_a_completion(app: FastAPI, plain: LLM) -> None:
     found = complete(app, logprobs=2)["choices"][0]["logprobs"]
     tokens, offsets = found["tokens"], found["text_offset"]
     assert len(tokens) == len(found["token_logprobs"]) == 24
-    assert offsets == [sum(map(len, tokens[:i])) for i in range(24)]
+    assert offsets == sorted(offsets)
     for token, logprob, best in zip(tokens, found["token_logprobs"], found["top_logprobs"], strict=True):
         assert best[token] == logprob
         assert 1 <= len(best) <= 3
@@ -312,6 +326,50 @@ def test_logprobs_of_a_completion(app: FastAPI, plain: LLM) -> None:
     pieces = [part["choices"][0]["logprobs"] for part in parts if part["choices"][0]["logprobs"]]
     for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
         assert [entry for piece in pieces for entry in piece[name]] == found[name]
+
+
+def test_offsets_are_those_of_the_text(app: FastAPI) -> None:
+    """Where a character is of several tokens, all of them begin where it does."""
+    body = {"prompt": "h\u00e9llo \U0001f600!", "echo": True, "logprobs": 0, "max_tokens": 1}
+    choice = complete(app, **body)["choices"][0]
+    assert choice["logprobs"]["text_offset"] == [0, 1, 1, 2, 3, 4, 5, 6, 6, 6, 6, 7, 8]
+    assert choice["text"][:8] == body["prompt"]
+
+
+def test_tokens_that_read_alike_are_all_reported(llm: LLM) -> None:
+    half, other = llm.encode("\u00e9")
+    found = by_text(llm, TokenLogprobs(half, -2.0, ((other, -0.5), (70, -1.0))))
+    assert found == {f"token_id:{other}": -0.5, llm.decode([70]): -1.0, "\ufffd": -2.0}
+    assert by_text(llm, TokenLogprobs(half, -0.5, ((half, -0.5),))) == {"\ufffd": -0.5}
+    assert token_bytes(llm, half) + token_bytes(llm, other) == "\u00e9".encode()
+    assert token_bytes(llm, 0) == b"<end>"
+
+
+@pytest.mark.parametrize("speculation", [None, False])
+def test_of_a_stop_string_nothing_is_told(app: FastAPI, speculation: Any) -> None:
+    """Neither its text nor the log-probabilities of its tokens, also where they come one by one."""
+    body = TEXT | LETTERS | {"speculation": speculation}
+    whole = complete(app, **body, logprobs=1)["choices"][0]
+    stop = whole["text"][5:9]
+    end = whole["text"].find(stop)
+    cut = complete(app, **body, logprobs=1, stop=["zzz", stop])["choices"][0]
+    assert cut["text"] == whole["text"][:end]
+    for name, values in cut["logprobs"].items():
+        assert values == whole["logprobs"][name][:end]
+    parts = [part["choices"][0] for part in events(app, "/v1/completions", body | {"logprobs": 1, "stop": stop})]
+    for part in parts:
+        assert len(part["text"]) == len((part["logprobs"] or {"tokens": []})["tokens"])
+    assert "".join(part["text"] for part in parts) == cut["text"]
+    of_chat = chat(app, **LETTERS, speculation=speculation)["choices"][0]["message"]["content"]
+    scored = chat(app, **LETTERS, speculation=speculation, logprobs=True, stop=of_chat[5:9])["choices"][0]
+    said = "".join(entry["token"] for entry in scored["logprobs"]["content"])
+    assert said == scored["message"]["content"] == of_chat[: of_chat.find(of_chat[5:9])]
+
+
+def test_an_end_token_is_told(app: FastAPI) -> None:
+    for stop in (None, "zzz"):
+        choice = complete(app, **LETTERS, stop_token_ids=[69, 70], stop=stop, logprobs=0)["choices"][0]
+        assert (choice["text"], len(choice["logprobs"]["tokens"])) == ("", 1)
 
 
 def test_a_text_can_be_scored(app: FastAPI, llm: LLM, plain: LLM) -> None:
@@ -330,12 +388,26 @@ def test_a_text_can_be_scored(app: FastAPI, llm: LLM, plain: LLM) -> None:
 
 # Refusals
 
+CALL = {"role": "assistant", "content": None}
+
+
+def call(arguments: str) -> dict[str, Any]:
+    return {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+
+
+def nested(depth: int) -> list[Any]:
+    return [nested(depth - 1)] if depth else []
+
 
 @pytest.mark.parametrize(
     ("changes", "param", "said"),
     [
         ({"temprature": 1.0}, "temprature", "did you mean temperature"),
         ({"best_of": 2}, "best_of", "unknown or unsupported"),
+        ({"maxTokens": 2}, "maxTokens", "unknown or unsupported"),
+        ({"n2": 2}, "n2", "unknown or unsupported"),
+        ({"list": 2}, "list", "unknown or unsupported"),
+        ({"speculation": {"str": 2}}, "speculation.str", "unknown or unsupported"),
         ({"model": 3}, "model", "valid string"),
         ({"temperature": "hot"}, "temperature", "valid number"),
         ({"temperature": -1}, "temperature", "greater than or equal to 0"),
@@ -348,6 +420,8 @@ def test_a_text_can_be_scored(app: FastAPI, llm: LLM, plain: LLM) -> None:
         ({"n": 0}, "n", "greater than or equal to 1"),
         ({"stop": [3]}, "stop.0", "valid string"),
         ({"stop": [""]}, "stop", "must not be empty"),
+        ({"stop": ["a"] * 17}, "stop", "give 16 at most"),
+        ({"stop": "a" * 513}, "stop", "512 characters at most"),
         ({"stop_token_ids": [999]}, "stop_token_ids", "vocabulary ends at 256"),
         ({"logit_bias": {"999": 1}}, "logit_bias", "vocabulary ends at 256"),
         ({"logit_bias": {"no": 1}}, "logit_bias", "no token id"),
@@ -381,6 +455,14 @@ def test_what_is_wrong_is_named(app: FastAPI, changes: dict[str, Any], param: st
         ({"chat_template_kwargs": {"chat_template": "x"}}, "messages", "no variable"),
         ({"echo": True}, "echo", "unknown or unsupported"),
         ({"response_format": {"type": "yaml"}}, "response_format.type", "'text'"),
+        (
+            {"response_format": {"type": "text", "json_schema": {"name": "a", "schema": {}}}},
+            "response_format.json_schema",
+            "goes with the type json_schema",
+        ),
+        ({"messages": [CALL | {"tool_calls": [call("[" * 100_000)]}]}, "messages", "nested too deep"),
+        ({"messages": [CALL | {"tool_calls": [call("{")]}]}, "messages", "no JSON"),
+        ({"messages": [CALL | {"tool_calls": [{"a": nested(500)}]}]}, "messages", "recursion"),
     ],
 )
 def test_what_is_wrong_with_a_chat(app: FastAPI, changes: dict[str, Any], param: str, said: str) -> None:
@@ -392,6 +474,8 @@ def test_half_a_character_is_refused(app: FastAPI) -> None:
     for path, body in (("/v1/chat/completions", CHAT), ("/v1/completions", TEXT)):
         text = json.dumps(body).replace("hello", "\\ud800")
         assert send(app, "POST", path, content=text, headers=headers).status_code == 400
+        text = json.dumps(body).replace("seed", "\\ud800")
+        assert_refused(send(app, "POST", path, content=text, headers=headers), 400, "\\ud800", "unknown")
 
 
 @pytest.mark.parametrize(
@@ -416,6 +500,17 @@ def test_what_is_wrong_with_a_completion(app: FastAPI, changes: dict[str, Any], 
 def test_more_prompts_than_there_is_room_for_are_not_even_read(app: FastAPI, llm: LLM, monkeypatch) -> None:
     monkeypatch.setattr(llm, "encode", lambda _: pytest.fail("it was tokenized"))
     assert_refused(post(app, "/v1/completions", TEXT | {"prompt": ["a"] * 200, "n": 2}), 400, "n", "room for")
+
+
+def test_texts_that_can_never_fit_are_not_tokenized(app: FastAPI, llm: LLM, monkeypatch) -> None:
+    """No token of the tiny vocabulary has more than five characters."""
+    assert llm.max_characters == 5 * 256
+    monkeypatch.setattr(llm, "encode", lambda _: pytest.fail("it was tokenized"))
+    said, long = "1281 characters", "x" * 1281
+    assert_refused(post(app, "/v1/completions", TEXT | {"prompt": long}), 400, "prompt", said)
+    messages = [{"role": "user", "content": long[:1000]}, {"role": "user", "content": long[1000:]}]
+    assert_refused(post(app, "/v1/chat/completions", CHAT | {"messages": messages}), 400, "messages", said)
+    assert_refused(post(app, "/tokenize", {"prompt": long}), 400, "prompt", said)
 
 
 def assert_refused(response: httpx.Response, status: int, param: str | None, said: str) -> None:
@@ -455,6 +550,11 @@ def test_a_key_lets_in(llm: LLM) -> None:
     assert post(app, "/v1/completions", TEXT, headers={"authorization": "Bearer secret"}).status_code == 200
     assert get(app, "/metrics").status_code == 401
     assert get(app, "/health").status_code == 200
+
+
+def test_white_space_around_a_key_counts_on_neither_side(llm: LLM) -> None:
+    app = app_with(llm, api_key=" secret\n")
+    assert get(app, "/v1/models", headers={"authorization": "Bearer secret"}).status_code == 200
 
 
 def test_how_long_a_key_takes_tells_nothing_of_it(llm: LLM, monkeypatch) -> None:
@@ -509,6 +609,18 @@ def test_tokens_there_and_back(app: FastAPI, llm: LLM) -> None:
     assert of_chat["token_strs"] is None
     assert_refused(post(app, "/tokenize", {}), 400, "prompt", "either prompt or messages")
     assert_refused(post(app, "/detokenize", {"tokens": [257]}), 400, "tokens", "outside the vocabulary")
+    assert_refused(post(app, "/detokenize", {"tokens": [5] * 257}), 400, "tokens", "257 tokens")
+    for name, value in (("tools", [{}]), ("chat_template_kwargs", {"mood": "fine"})):
+        assert_refused(post(app, "/tokenize", {"prompt": "a", name: value}), 400, name, "goes with messages")
+
+
+def test_nothing_is_tokenized_in_the_event_loop(app: FastAPI, llm: LLM, monkeypatch) -> None:
+    names, decode = [], llm.decode
+    monkeypatch.setattr(llm, "decode", lambda ids: names.append(threading.current_thread().name) or decode(ids))
+    assert post(app, "/detokenize", {"tokens": [70, 71]}).status_code == 200
+    assert post(app, "/tokenize", {"prompt": "ab", "return_token_strs": True}).status_code == 200
+    assert len(names) == 3
+    assert all(name.startswith("secondguess-reader") for name in names)
 
 
 def test_the_schema_can_be_read(app: FastAPI) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import threading
 from collections import Counter
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
@@ -23,7 +24,7 @@ from secondguess.prompts import Chat, encode
 from secondguess.target.base import causal_rows
 from secondguess.testing import tiny_drafter, tiny_target
 from secondguess.tree.trim import PADDING, row_of, side_by_side, trim
-from secondguess.types import Drafting, Output, Request, Speculation
+from secondguess.types import Delta, Drafting, Output, Request, Speculation
 from tiny_folder import byte_tokenizer
 
 TREE = TreeConfig(budget=12, num_steps=4, grow_width=3, offer_width=3)
@@ -184,7 +185,7 @@ def test_drafting_counts() -> None:
     assert Drafting().acceptance_length == 1
 
 
-@pytest.mark.parametrize("part", ["draft", "accept"])
+@pytest.mark.parametrize("part", ["draft", "accept", "release"])
 def test_a_drafter_that_raises_is_switched_off_and_no_text_changes(folder, plain: LLM, part: str, caplog) -> None:
     llm = make_menu(folder)
 
@@ -202,6 +203,19 @@ def test_a_drafter_that_raises_is_switched_off_and_no_text_changes(folder, plain
         assert output.token_ids == answers(plain, [replace(request, speculation=Speculation())])[0].token_ids
     assert outputs[1].drafting.num_drafts > 0
     assert answers(llm, requests)[0].drafting.num_drafts == 0
+    run(int)
+    assert sorted(llm._scheduler.free) == [*range(7)]
+
+
+def test_a_drafter_that_cannot_learn_is_switched_off(folder, plain: LLM) -> None:
+    llm = make_menu(folder)
+    llm.engine.speculator.speculators["pr"].learn = lambda *_: 1 / 0  # type: ignore[attr-defined]
+    requests = [Request((9, 8, 7), LONG, speculation=Speculation("pr"))]
+    for num_drafts in (1, 0):
+        (output,) = answers(llm, requests)
+        assert output.token_ids == answers(plain, [replace(requests[0], speculation=Speculation())])[0].token_ids
+        assert output.drafting.num_drafts == num_drafts
+    assert llm.switched_off == {"pr": "ZeroDivisionError: division by zero"}
 
 
 @pytest.mark.parametrize(
@@ -307,6 +321,78 @@ def test_a_fault_in_prefill_ends_that_request_alone(folder, plain: LLM, monkeypa
     for output, prompt in ((first, prompts[0]), (third, prompts[2])):
         assert isinstance(output, Output)
         assert output.token_ids == plain.generate([list(prompt)], LONG)[0].token_ids
+
+
+def test_a_fault_in_telling_news_ends_that_request_alone(folder, plain: LLM, monkeypatch, caplog) -> None:
+    llm = LLM(folder / "target", method="ar", max_batch_size=2)
+    news_of = llm._pump.news_of
+
+    def failing(s):
+        if s.request.prompt_ids == (1, 2) and len(s.origins) == 4:
+            raise KeyError("lost")
+        return news_of(s)
+
+    monkeypatch.setattr(llm._pump, "news_of", failing)
+    requests = [Request(prompt, LONG) for prompt in ((1, 2), (3, 4), (5, 6))]  # the third waits
+
+    async def all_three() -> list[Output | BaseException]:
+        async with asyncio.timeout(60):
+            return await asyncio.gather(*(read(llm, request) for request in requests), return_exceptions=True)
+
+    first, *others = asyncio.run(all_three())
+    assert isinstance(first, KeyError)
+    for output, request in zip(others, requests[1:], strict=True):
+        assert isinstance(output, Output)
+        assert output.token_ids == answers(plain, [request])[0].token_ids
+    assert "could not be told" in caplog.text
+    run(int)
+    assert sorted(llm._scheduler.free) == [0, 1]
+    assert not llm._pump.listeners
+
+
+def test_a_listener_that_raises_disturbs_nobody(folder, plain: LLM) -> None:
+    llm, ended, tokens = LLM(folder / "target", method="ar", max_batch_size=2), threading.Event(), []
+
+    def hear(i: int, news: Delta | Exception) -> None:
+        if i == 0:
+            raise RuntimeError("deaf")
+        assert isinstance(news, Delta)
+        tokens.extend(news.token_ids)
+        if news.output:
+            ended.set()
+
+    llm.start([Request((1, 2), LONG), Request((3, 4), LONG)], hear)
+    assert ended.wait(60)
+    assert tuple(tokens) == answers(plain, [Request((3, 4), LONG)])[0].token_ids
+    run(int)
+    assert sorted(llm._scheduler.free) == [0, 1]
+    assert len(answers(llm, [Request((1, 2), LONG)])[0].token_ids) == 40
+
+
+def test_nothing_begins_unless_all_can(folder) -> None:
+    llm = LLM(folder / "target", method="ar", max_batch_size=2)
+    with pytest.raises(UserError, match="outside the target's vocabulary"):
+        llm.start([Request((1, 2), LONG), Request((999,), LONG)], lambda *_: None)
+    run(int)
+    assert llm.load.num_running == llm.load.num_waiting == 0
+
+
+def test_totals_are_those_of_the_newest_whole_step(folder, monkeypatch) -> None:
+    """In the midst of a cycle some counts have grown, and others have not yet."""
+    llm, seen = make_menu(folder), []
+    learn = llm.engine.speculator.learn
+
+    def looking(*given) -> None:
+        seen.append(llm.totals.num_tokens)
+        learn(*given)
+
+    monkeypatch.setattr(llm.engine.speculator, "learn", looking)
+    before = llm.totals
+    (output,) = answers(llm, [Request((9, 8, 7), LONG, speculation=Speculation("pr"))])
+    assert (before.num_tokens, seen[0]) == (0, 1), "the first cycle is not over"
+    done = llm.totals - before
+    assert done.num_tokens == len(output.token_ids) == 40
+    assert done.drafting == output.drafting
 
 
 def test_the_load_is_known_meanwhile(folder) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -13,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -26,12 +28,17 @@ import uvicorn
 from fastapi import FastAPI
 from starlette.types import Message
 
+from ports import free_port
 from secondguess import LLM, SamplingParams, TreeConfig
 from secondguess.cli import main
 from secondguess.engine.thread import run, submit
+from secondguess.server import information, replies
+from secondguess.server import service as service_module
 from secondguess.server.app import make_app
+from secondguess.server.listen import Server
 from secondguess.server.service import Service
 from secondguess.server.settings import Settings
+from secondguess.server.shape import CompletionShape
 
 TREE = TreeConfig(budget=12, num_steps=4, grow_width=3, offer_width=3)
 TEXT = {"prompt": "hello", "max_tokens": 24, "seed": 7, "ignore_eos": True}
@@ -160,6 +167,100 @@ def test_a_request_that_takes_too_long_to_read(llm: LLM, monkeypatch) -> None:
     assert_idle(llm, service)
 
 
+def test_reading_and_answering_have_one_deadline(llm: LLM, monkeypatch) -> None:
+    service, app = service_of(llm, request_timeout=0.8)
+    encode = llm.encode
+    monkeypatch.setattr(llm, "encode", lambda prompt: time.sleep(0.6) or encode(prompt))
+
+    async def ask() -> tuple[httpx.Response, float]:
+        async with client_of(app) as client:
+            with engine_held():
+                started = time.monotonic()
+                return await client.post("/v1/completions", json=TEXT), time.monotonic() - started
+
+    response, seconds = asyncio.run(ask())
+    assert (response.status_code, response.json()["error"]["code"]) == (504, "timeout")
+    assert seconds < 1.3
+    assert_idle(llm, service)
+
+
+def test_requests_that_are_still_read_have_a_place(llm: LLM, text: str, monkeypatch) -> None:
+    service, app = service_of(llm, max_queue=1)
+    encode, gate = llm.encode, threading.Event()
+    monkeypatch.setattr(llm, "encode", lambda prompt: gate.wait(20) and encode(prompt))
+
+    async def crowd() -> list[httpx.Response]:
+        async with client_of(app) as client:
+            tasks = [asyncio.create_task(client.post("/v1/completions", json=TEXT)) for _ in range(5)]
+            await until(lambda: sum(task.done() for task in tasks) == 2)
+            gate.set()
+            return await asyncio.gather(*tasks)
+
+    responses = asyncio.run(crowd())
+    assert sorted(r.status_code for r in responses) == [200, 200, 200, 429, 429]
+    assert {r.json()["choices"][0]["text"] for r in responses if r.status_code == 200} == {text}
+    assert_idle(llm, service)
+
+
+def test_a_full_queue_is_no_reason_to_be_unhealthy(llm: LLM, monkeypatch) -> None:
+    service, app = service_of(llm, max_queue=0)
+    totals = []
+
+    async def ask() -> None:
+        async with client_of(app) as client:
+            tasks = [asyncio.create_task(client.post("/v1/completions", json=ENDLESS)) for _ in range(2)]
+            await until(lambda: llm.load.num_running == 2)
+            assert (await client.post("/v1/completions", json=TEXT)).status_code == 429
+            assert (await client.get("/health_generate")).status_code == 200
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+            run(int)
+            totals.append(llm.totals)
+            assert (await client.get("/health_generate")).status_code == 200, "also if nothing runs"
+            totals.append(llm.totals)
+            monkeypatch.setattr(service_module, "PROBE_S", 0.05)
+            with engine_held():
+                response = await client.get("/health_generate")
+            assert (response.status_code, response.json()["error"]["code"]) == (503, "engine_stuck")
+
+    asyncio.run(ask())
+    assert totals[0] == totals[1], "it is in no counter"
+    assert_idle(llm, service)
+
+
+def test_an_engine_that_fails_is_not_healthy(llm: LLM, monkeypatch) -> None:
+    service, app = service_of(llm)
+
+    async def ask() -> httpx.Response:
+        async with client_of(app) as client:
+            return await client.get("/health_generate")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(llm.target, "forward", lambda *_, **__: 1 / 0)
+        assert asyncio.run(ask()).status_code == 500
+    assert asyncio.run(ask()).status_code == 200
+    assert_idle(llm, service)
+
+
+def test_an_engine_that_does_not_move_is_not_healthy(llm: LLM, monkeypatch) -> None:
+    service, app = service_of(llm)
+    monkeypatch.setattr(information, "SILENCE_S", 0.3)
+
+    async def ask() -> list[int]:
+        async with client_of(app) as client:
+            statuses = [(await client.get("/health")).status_code]
+            with engine_held():
+                task = asyncio.create_task(client.post("/v1/completions", json=TEXT))
+                await until(lambda: service.silent_s > 0.3)
+                statuses.append((await client.get("/health")).status_code)
+            await task
+            return [*statuses, (await client.get("/health")).status_code]
+
+    assert asyncio.run(ask()) == [200, 503, 200]
+    assert_idle(llm, service)
+
+
 # Clients that leave
 
 
@@ -235,25 +336,29 @@ def test_a_client_that_leaves_the_queue(llm: LLM, text: str) -> None:
     assert_idle(llm, service)
 
 
-def test_a_client_that_does_not_read_holds_no_slot(llm: LLM) -> None:
-    service, app = service_of(llm)
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_does_not_read_holds_no_slot_and_a_place_until_the_deadline(
+    llm: LLM, stream: bool, monkeypatch
+) -> None:
+    service, app = service_of(llm, request_timeout=1.5)
+    monkeypatch.setattr(replies, "LAST_WORDS_S", 0.05)
+    bodies = [json.dumps(TEXT | {"stream": stream}).encode()]
+
+    async def send(_: Message) -> None:
+        await asyncio.sleep(3600)
+
+    async def receive() -> Message:
+        if not bodies:
+            await asyncio.sleep(3600)
+        return {"type": "http.request", "body": bodies.pop()}
 
     async def stall() -> None:
-        stalled = asyncio.Event()
-
-        async def send(_: Message) -> None:
-            stalled.set()
-            await asyncio.sleep(3600)
-
-        async def receive() -> Message:
-            if stalled.is_set():
-                await asyncio.sleep(3600)
-            return {"type": "http.request", "body": json.dumps(TEXT | {"stream": True}).encode()}
-
         task = asyncio.create_task(app(dict(SCOPE), receive, send))
-        await stalled.wait()
-        await until(lambda: service.num_inside == 0)
-        task.cancel()
+        await until(lambda: any(clock.ended for job in service.jobs for clock in job.clocks))
+        run(int)
+        assert llm.load.num_running == 0
+        assert service.num_inside == 1
+        await asyncio.wait_for(task, 20)
 
     asyncio.run(stall())
     assert_idle(llm, service)
@@ -285,6 +390,21 @@ def test_a_fault_of_the_engine_is_a_500_and_the_next_request_is_well(llm: LLM, t
     assert_idle(llm, service)
 
 
+def test_a_fault_in_writing_a_stream_is_told(llm: LLM, monkeypatch) -> None:
+    service, app = service_of(llm)
+    monkeypatch.setattr(CompletionShape, "pieces", lambda *_: 1 / 0)
+
+    async def ask() -> str:
+        async with client_of(app) as client:
+            return (await client.post("/v1/completions", json=TEXT | {"stream": True})).text
+
+    event, done, _ = asyncio.run(ask()).split("\n\n")
+    error = json.loads(event.removeprefix("data: "))["error"]
+    assert (error["code"], error["type"]) == ("internal_error", "server_error")
+    assert done == "data: [DONE]"
+    assert_idle(llm, service)
+
+
 def test_refused_requests_do_not_disturb_their_batch_mates(llm: LLM, text: str) -> None:
     service, app = service_of(llm)
     bad = [{"prompt": [999]}, {"prompt": "x" * 2000}, {"logit_bias": {"999": 1}}, {"speculation": {"method": "x"}}]
@@ -312,14 +432,38 @@ def test_the_engine_is_warm_before_the_server_is_ready(llm: LLM) -> None:
     assert asyncio.run(start()) > 1
 
 
+def test_everything_is_warm_and_nothing_of_it_counts(llm: LLM, monkeypatch) -> None:
+    _, app = service_of(llm)
+    warmed, answer = [], llm.answer
+    monkeypatch.setattr(llm, "answer", lambda request: warmed.append(request.speculation.method) or answer(request))
+
+    async def start() -> str:
+        async with app.router.lifespan_context(app), client_of(app) as client:
+            assert (await client.get("/health_generate")).status_code == 200
+            return (await client.get("/metrics")).text
+
+    counts = re.findall(r"^secondguess:\w+_(?:total|count)\{.*\} (\S+)$", asyncio.run(start()), re.MULTILINE)
+    assert len(counts) > 5
+    assert set(counts) == {"0.0"}
+    assert set(warmed) == {"pr", "ar", "ngram", "eagle3.1"}
+    if find_spec("xgrammar"):
+        assert "grammars" in vars(llm)
+
+
 # Real connections
 
 
 @contextmanager
 def listening(app: FastAPI) -> Iterator[str]:
+    with running(app) as (_, url):
+        yield url
+
+
+@contextmanager
+def running(app: FastAPI) -> Iterator[tuple[Server, str]]:
     sock = socket.socket()
     sock.bind(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(app, log_config=None))
+    server = Server(uvicorn.Config(app, log_config=None), "tiny")
     thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]})
     thread.start()
     try:
@@ -327,7 +471,7 @@ def listening(app: FastAPI) -> Iterator[str]:
         while not server.started:
             assert time.monotonic() < deadline
             time.sleep(0.01)
-        yield f"http://127.0.0.1:{sock.getsockname()[1]}"
+        yield server, f"http://127.0.0.1:{sock.getsockname()[1]}"
     finally:
         server.should_exit = True
         thread.join(30)
@@ -348,6 +492,30 @@ def test_a_broken_connection_frees_its_slot(llm: LLM, stream: bool) -> None:
             assert time.monotonic() < deadline
             time.sleep(0.01)
         assert 'finished_reason="abort"' in service.metrics.page().decode()
+    assert_idle(llm, service)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_who_leaves_while_the_server_drains_frees_its_slot(llm: LLM, stream: bool, monkeypatch) -> None:
+    service, app = service_of(llm)
+    step = llm._pump.step
+    monkeypatch.setattr(llm._pump, "step", lambda: (time.sleep(0.05), step()))
+    with running(app) as (server, url):
+        if stream:
+            with httpx.stream("POST", f"{url}/v1/completions", json=ENDLESS | {"stream": True}) as response:
+                lines = response.iter_lines()  # which end the connection when they are forgotten
+                next(lines)
+                server.handle_exit(signal.SIGTERM, None)
+                time.sleep(0.5)
+                assert service.num_inside == 1, "it is not told to leave"
+        else:
+            threading.Timer(0.4, server.handle_exit, (signal.SIGTERM, None)).start()
+            with pytest.raises(httpx.ReadTimeout):
+                httpx.post(f"{url}/v1/completions", json=ENDLESS, timeout=1)
+        deadline = time.monotonic() + 15
+        while service.num_inside:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
     assert_idle(llm, service)
 
 
@@ -433,6 +601,18 @@ def test_sigterm_lets_running_requests_end(folder) -> None:
         assert rest[-1] == "data: [DONE]"
         assert json.loads(rest[-2].removeprefix("data: "))["usage"]["completion_tokens"] == 300
         assert process.wait(30) == 0
+
+
+def test_it_says_that_it_serves_once_it_does(folder) -> None:
+    port = free_port()
+    command = [sys.executable, "-m", "secondguess", "serve", str(folder / "target"), "--method", "ar"]
+    with subprocess.Popen([*command, "--port", str(port)], stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stderr
+            assert any(f"at http://127.0.0.1:{port}" in line for line in process.stderr)
+            assert httpx.get(f"http://127.0.0.1:{port}/health").status_code == 200
+        finally:
+            process.kill()
 
 
 def test_a_killed_server_starts_again_where_it_was(folder, text: str) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Callable, Generator
 from collections.abc import Sequence as Seq
 from contextlib import aclosing, contextmanager, suppress
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,7 @@ from secondguess.drafter.opening import Openings
 from secondguess.engine.cycle import CycleTrace, Engine, Watcher
 from secondguess.engine.guard import Guard
 from secondguess.engine.menu import Menu
-from secondguess.engine.pump import Pump
+from secondguess.engine.pump import Listener, Pump
 from secondguess.engine.room import check_batch, context_of, room_in_memory
 from secondguess.engine.scheduler import Load, Scheduler
 from secondguess.engine.sequence import Sequence
@@ -86,7 +86,7 @@ class LLM:
         self.engine = run(self._make_engine, drafter, max_batch_size)
         self.kv_cache_tokens = kv_cache_tokens or room_in_memory(self.engine.cache, self.max_model_len)
         self._scheduler = Scheduler(self.engine, self.max_model_len, self.target.tokenizer, self.kv_cache_tokens)
-        self._pump = Pump(self._scheduler.step, self._news)
+        self._pump = Pump(self._scheduler.step, self._news, self._scheduler.abort)
 
     def generate(
         self, prompts: Prompt | Seq[Prompt], params: SamplingParams | Seq[SamplingParams] | None = None
@@ -138,6 +138,16 @@ class LLM:
         """As ``agenerate``, for a whole request. Raises UserError at once if it cannot be decoded."""
         return self._read(self._prepare(request))
 
+    def start(self, requests: Seq[Request], hear: Callable[[int, Delta | Exception], None]) -> Callable[[], None]:
+        """Decode requests, whether or not anybody reads them; returns what drops those that have not ended.
+
+        ``hear`` is told, on the engine's thread, which of them has news: what it emitted, or the error that ended it.
+        Raises UserError before any of them is begun if one of them cannot be decoded.
+        """
+        sequences = [self._prepare(request) for request in requests]
+        submit(self._begin, sequences, [partial(hear, i) for i in range(len(sequences))])
+        return partial(self._abandon, sequences)
+
     def request(self, prompt: Prompt, params: SamplingParams | None = None) -> Request:
         """A prompt as a request."""
         text = prompt if isinstance(prompt, str) else None
@@ -168,6 +178,12 @@ class LLM:
         return str(self.target.tokenizer.decode(list(ids))) if self.target.tokenizer else ""
 
     @cached_property
+    def max_characters(self) -> int:
+        """No longer text fits into ``max_model_len`` tokens: each would have to be the longest of the vocabulary."""
+        longest = max(map(len, self.target.tokenizer.get_vocab())) if self.target.tokenizer else 0
+        return longest * self.max_model_len
+
+    @cached_property
     def grammars(self) -> Grammars:
         """Compiles grammars for ``Request.grammar``. Raises UserError if xgrammar is not installed."""
         return Grammars(self.target)
@@ -184,9 +200,8 @@ class LLM:
 
     @property
     def totals(self) -> Totals:
-        """What all requests so far added up to; a copy."""
-        t = self.engine.totals
-        return Totals(t.num_prompt_tokens, t.num_tokens, t.drafting.copy(), t.num_preemptions)
+        """What all requests so far added up to, after the newest step; not to be changed."""
+        return self._scheduler.totals
 
     @property
     def switched_off(self) -> dict[str, str]:
@@ -220,8 +235,7 @@ class LLM:
                 loop.call_soon_threadsafe(inbox.put_nowait, news)
 
         try:
-            submit(self._scheduler.submit, sequence)
-            submit(self._pump.listen, sequence, tell)
+            submit(self._begin, [sequence], [tell])
             done = False
             while not done:
                 news = await inbox.get()
@@ -240,6 +254,12 @@ class LLM:
                 submit(self._scheduler.abort, s)
 
     # What follows runs on the engine's thread, where nothing changes under its hands.
+
+    def _begin(self, sequences: Seq[Sequence], listeners: Seq[Listener]) -> None:
+        """Queue all of them before any is admitted: those with one prompt share its K/V."""
+        for sequence, listener in zip(sequences, listeners, strict=True):
+            self._scheduler.submit(sequence)
+            self._pump.listen(sequence, listener)
 
     def _make_engine(self, drafter: str | Path | Drafter | None, num_slots: int) -> Engine:
         columns = self.max_model_len + 1 + max(method.tree.max_budget for method in self.methods.values())

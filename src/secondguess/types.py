@@ -157,6 +157,7 @@ class Request:
     speculation: Speculation = AS_USUAL
     grammar: Grammar | None = None  # what the answer has to follow
     traced: bool = False  # whether its deltas tell of every cycle's tree
+    counted: bool = True  # False: one token that only shows that the engine runs, and is in no totals
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,8 +209,16 @@ class Drafting:
         self.num_accepted_refined += accepted_refined
 
     def copy(self) -> Drafting:
-        """As it stands; may be taken while another thread counts."""
-        return Drafting(Counter(dict(self.cycles)), self.num_drafted_refined, self.num_accepted_refined, self.num_steps)
+        return Drafting(Counter(self.cycles), self.num_drafted_refined, self.num_accepted_refined, self.num_steps)
+
+    def __sub__(self, before: Drafting) -> Drafting:
+        """What has been counted since ``before``."""
+        return Drafting(
+            self.cycles - before.cycles,
+            self.num_drafted_refined - before.num_drafted_refined,
+            self.num_accepted_refined - before.num_accepted_refined,
+            self.num_steps - before.num_steps,
+        )
 
     @property
     def num_cycles(self) -> int:
@@ -242,6 +251,18 @@ class Totals:
     num_tokens: int = 0  # emitted
     drafting: Drafting = field(default_factory=Drafting)
     num_preemptions: int = 0  # requests sent back to the queue, their K/V dropped
+
+    def copy(self) -> Totals:
+        return Totals(self.num_prompt_tokens, self.num_tokens, self.drafting.copy(), self.num_preemptions)
+
+    def __sub__(self, before: Totals) -> Totals:
+        """What has been done since ``before``."""
+        return Totals(
+            self.num_prompt_tokens - before.num_prompt_tokens,
+            self.num_tokens - before.num_tokens,
+            self.drafting - before.drafting,
+            self.num_preemptions - before.num_preemptions,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,13 +67,11 @@ def run(args: argparse.Namespace) -> int:
     sock = bind(args.host, 0 if is_follower() else args.port)
     start_logging()
     app = make(args, method, tree, settings)
-    host, port = sock.getsockname()[:2]
-    announce(args.target, host, port, settings)
+    warn_if_open(args.host, settings)
     return 0 if listen(app, sock) else 1
 
 
-def announce(name: str, host: str, port: int, settings: Settings) -> None:
-    log.info("serving %s at http://%s:%d (a page for browsers is there, too)", name, host, port)
+def warn_if_open(host: str, settings: Settings) -> None:
     if settings.api_key is None and host not in LOOPBACK:
         log.warning("whoever reaches %s can use the server: --api-key lets in those who know it", host)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from secondguess.commands.options import absolute
-from secondguess.commands.serve import announce, make, start_logging
+from secondguess.commands.serve import make, start_logging, warn_if_open
 from secondguess.config import TreeConfig
 from secondguess.device import check_share
 from secondguess.errors import require
@@ -43,7 +43,8 @@ def serve_replicas(args: Namespace, tree: TreeConfig, settings: Settings, replic
 
     wanted = Address(args.host, port, settings.request_timeout)
     with deployed(make_replica, replicas, settings, args.max_batch_size, wanted) as there:
-        announce(name, there.host, there.port, settings)
+        log.info("serving %s at http://%s:%d (a page for browsers is there, too)", name, there.host, there.port)
+        warn_if_open(there.host, settings)
         wait()
     return 0
 

@@ -6,7 +6,8 @@ R requests, N tree nodes.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from secondguess.engine.guard import Guard
@@ -58,15 +59,14 @@ class Menu:
         for a in accepted:
             self.wishes.setdefault(a.slot, a.speculation)
         for method, rows in self._by_method(a.slot for a in accepted).items():
-            try:
+            with self._guarding(method):
                 self.speculators[method].accept([accepted[r] for r in rows])
-            except Exception as error:  # whatever a drafter raises, the target can go on
-                self._switch_off(method, error)
 
     def release(self, slot: int) -> None:
         self.wishes.pop(slot, None)
-        for speculator in self.speculators.values():
-            speculator.release(slot)
+        for method in self.speculators:
+            with self._guarding(method):
+                self.speculators[method].release(slot)
 
     def steps_for(self, slot: int) -> int:
         return self.speculators[self.wishes[slot].method or self.default].steps_for(slot)
@@ -74,7 +74,8 @@ class Menu:
     def learn(self, tree: DraftTree, verdict: Verdict, seconds: float) -> None:
         """A cycle that several methods shared says nothing of what any of them takes."""
         if len(self.drafted) == 1:
-            self.speculators[self.drafted[0]].learn(tree, verdict, seconds)
+            with self._guarding(self.drafted[0]):
+                self.speculators[self.drafted[0]].learn(tree, verdict, seconds)
 
     def _by_method(self, slots: Iterable[int]) -> dict[str, list[int]]:
         groups: dict[str, list[int]] = {}
@@ -83,16 +84,21 @@ class Menu:
         return groups
 
     def _draft(self, method: str, roots: Roots) -> DraftTree:
-        try:
+        with self._guarding(method):
             return self.speculators[method].draft(roots)
-        except Exception as error:
-            self._switch_off(method, error)
-            return self.speculators[method].draft(roots)
+        return self.speculators[method].draft(roots)  # it has just been switched off
 
-    def _switch_off(self, method: str, error: Exception) -> None:
-        log.warning("method %s failed and is switched off, decoding goes on without it", method, exc_info=error)
-        self.switched_off[method] = f"{type(error).__name__}: {error}"
-        self.speculators[method] = Plain()
+    @contextmanager
+    def _guarding(self, method: str) -> Generator[None]:
+        """Whatever a drafter raises, the target can go on: the method is switched off, which changes a value of
+        ``speculators`` and no key.
+        """
+        try:
+            yield
+        except Exception as error:
+            log.warning("method %s failed and is switched off, decoding goes on without it", method, exc_info=error)
+            self.switched_off[method] = f"{type(error).__name__}: {error}"
+            self.speculators[method] = Plain()
 
 
 def subset(roots: Roots, rows: Sequence[int]) -> Roots:

@@ -15,11 +15,11 @@ from heapq import heappop, heappush
 from time import perf_counter
 
 from secondguess.engine.cycle import Batch, Engine, run_cycle
-from secondguess.engine.prefill import prefill, resume
+from secondguess.engine.prefill import Reading, begin, read_on, share
 from secondguess.engine.sampler_state import SamplerState, check_ids, end_ids, join, keep
 from secondguess.engine.sequence import Sequence, TextStream
 from secondguess.errors import UserError
-from secondguess.types import Request
+from secondguess.types import Request, Totals
 
 HEADROOM = 64  # tokens that each request has to grow by when one joins, or it would be sent back at once
 
@@ -45,19 +45,24 @@ class Scheduler:
         self.resting: dict[Sequence, SamplerState] = {}  # of those that wait, those that were sent back
         self.free = list(range(engine.cache.num_slots))  # a heap: the lowest slot comes first
         self.batch: Batch | None = None
+        self.reading: Reading | None = None  # the newcomer, before it joins the batch
+        self.newest: Reading | None = None  # the prompt that was read last, while the next in the queue has the same
+        self.num_passes = 0  # over texts of newcomers, since the newest cycle
+        self.totals = Totals()  # after the newest step; replaced and never changed, so any thread may read it
 
     @property
     def busy(self) -> bool:
-        return bool(self.waiting or self.batch)
+        return bool(self.waiting or self.batch or self.reading)
 
     @property
     def load(self) -> Load:
         """May be asked for by any thread: a batch's list of requests never changes, there is a new batch instead."""
-        batch = self.batch  # once: it may be another one a moment later
+        batch, reading = self.batch, self.reading  # once: it may be another one a moment later
         running = batch.sequences if batch else []
         cache = self.engine.cache
-        used = sum(s.num_cached for s in running) / (self.room or cache.num_slots * cache.num_columns)
-        return Load(len(running), len(self.waiting), used)
+        num_cached = sum(s.num_cached for s in running) + (reading.num_read if reading else 0)
+        used = num_cached / (self.room or cache.num_slots * cache.num_columns)
+        return Load(len(running) + bool(reading), len(self.waiting), used)
 
     def prepare(self, request: Request) -> Sequence:
         """The request as it will run; queues nothing. Raises UserError if it names a token outside the vocabulary, or
@@ -89,11 +94,22 @@ class Scheduler:
         self.waiting.append(sequence)
 
     def step(self) -> None:
-        """Prefill one waiting request if there is room, else run a cycle, if there is anything to run.
+        """Read a piece of a newcomer's text if there is room for one, and those that run have not waited too long; else
+        run a cycle, if there is anything to run.
 
         An error goes on to the caller, and ends the requests whose state it may have left half updated as "abort".
         """
-        if self.waiting and self.free and self._has_room_for(self.waiting[0]):
+        try:
+            self._step()
+        finally:
+            self.totals = self.engine.totals.copy()
+
+    def _step(self) -> None:
+        if self._owes_a_cycle and self.batch:
+            self._cycle(self.batch)
+        elif self.reading:
+            self._read_on(self.reading)
+        elif self.waiting and self.free and self._has_room_for(self.waiting[0]):
             self._admit(self.waiting.popleft())
         elif self.batch:
             self._cycle(self.batch)
@@ -109,26 +125,50 @@ class Scheduler:
             self.waiting.remove(sequence)
         self.resting.pop(sequence, None)
         sequence.finish("abort")
+        if self.reading and self.reading.sequence is sequence:
+            self.reading = None
+            self._free_slots([sequence])
         self._retire()
+
+    @property
+    def _owes_a_cycle(self) -> bool:
+        """Whether those that run go first: long prompts, and requests that end with them, would else keep them waiting.
+
+        A batch that only forms is filled at once; from then on there is a cycle after each pass over a newcomer's text.
+        """
+        if self.batch is None:
+            return False
+        forms = not any(s.drafting.cycles for s in self.batch.sequences)
+        return self.num_passes >= (self.engine.cache.num_slots if forms else 1)
 
     def _admit(self, s: Sequence) -> None:
         s.slot = heappop(self.free)
         s.timing.queue += perf_counter() - s.queued
-        sampler = self.resting.pop(s, None)
+        self.reading = begin(self.engine, s, self.resting.pop(s, None))
+        if self.newest and self.batch and self.newest.sequence in self.batch.sequences and is_twin(self.newest, s):
+            share(self.engine, self.reading, self.newest)
+        self._read_on(self.reading)
+
+    def _read_on(self, reading: Reading) -> None:
+        self.num_passes += 1
         try:
-            alone = prefill(self.engine, s) if sampler is None else resume(self.engine, s, sampler)
+            alone = read_on(self.engine, reading)
         except BaseException:
-            self._give_back(s)
+            self.reading = None
+            self._give_back([reading.sequence])
             raise
-        self.batch = joined(self.batch, alone) if self.batch else alone
+        if alone:
+            self.reading = None
+            self.newest = reading if self.waiting and is_twin(reading, self.waiting[0]) else None
+            self.batch = joined(self.batch, alone) if self.batch else alone
 
     def _cycle(self, batch: Batch) -> None:
+        self.num_passes = 0
         try:
             run_cycle(self.engine, batch)
         except BaseException:
             self.batch = None
-            for s in batch.sequences:
-                self._give_back(s)
+            self._give_back(batch.sequences)
             raise
 
     def _has_room_for(self, newcomer: Sequence) -> bool:
@@ -146,20 +186,23 @@ class Scheduler:
         row = self.batch.sequences.index(s)
         self.resting[s] = keep(self.batch.sampler, [row])
         self._keep([r for r in range(len(self.batch.sequences)) if r != row])
-        self._free_slot(s)
+        self._free_slots([s])
         s.queued = perf_counter()
         self.waiting.appendleft(s)
         self.engine.totals.num_preemptions += 1
 
-    def _give_back(self, s: Sequence) -> None:
-        """End a request, and free its slot."""
-        s.finish("abort")
-        self._free_slot(s)
+    def _give_back(self, sequences: Seq[Sequence]) -> None:
+        """End requests, and free their slots."""
+        for s in sequences:
+            s.finish("abort")
+        self._free_slots(sequences)
 
-    def _free_slot(self, s: Sequence) -> None:
-        self.engine.speculator.release(s.slot)
-        self.engine.cache.release(s.slot)
-        heappush(self.free, s.slot)
+    def _free_slots(self, sequences: Seq[Sequence]) -> None:
+        for s in sequences:  # first, so that none is lost whatever the rest raises
+            heappush(self.free, s.slot)
+        for s in sequences:
+            self.engine.cache.release(s.slot)
+            self.engine.speculator.release(s.slot)
 
     def _retire(self) -> None:
         """Free the slots of finished requests."""
@@ -167,15 +210,18 @@ class Scheduler:
             return
         sequences = self.batch.sequences
         self._keep([i for i, s in enumerate(sequences) if not s.finish_reason])
-        for s in sequences:
-            if s.finish_reason:
-                self._give_back(s)
+        self._free_slots([s for s in sequences if s.finish_reason])
 
     def _keep(self, rows: list[int]) -> None:
         """Let only these requests of the batch go on in it."""
         batch = self.batch
         assert batch is not None, "there are rows"
         self.batch = Batch([batch.sequences[r] for r in rows], keep(batch.sampler, rows)) if rows else None
+
+
+def is_twin(reading: Reading, s: Sequence) -> bool:
+    """Whether both have the same prompt, and have emitted nothing before it was read."""
+    return reading.sampler is None and not s.origins and reading.sequence.request.prompt_ids == s.request.prompt_ids
 
 
 def num_tokens(sequences: Seq[Sequence]) -> int:

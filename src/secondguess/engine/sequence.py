@@ -18,8 +18,9 @@ REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 class TextStream:
     """Turns token ids into text piece by piece; holds back bytes of unfinished characters."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase | None) -> None:
-        self.tokenizer = tokenizer
+    def __init__(self, tokenizer: PreTrainedTokenizerBase | None, special: bool = False) -> None:
+        """``special``: whether special tokens are text."""
+        self.tokenizer, self.special = tokenizer, special
         self.ids: list[int] = []
         self.text = ""
         self._start, self._read = 0, 0  # decode from _start; up to _read it is in the text already
@@ -48,7 +49,7 @@ class TextStream:
 
     def _decode(self, ids: list[int]) -> str:
         assert self.tokenizer is not None
-        return str(self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+        return str(self.tokenizer.decode(ids, skip_special_tokens=not self.special, clean_up_tokenization_spaces=False))
 
 
 @dataclass(slots=True)

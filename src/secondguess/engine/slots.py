@@ -77,6 +77,11 @@ class SlotCache:
                 for store_SGCD in pages.tensor.flatten(0, 1):
                     pages.give_back(store_SGCD[slot])
 
+    def copy(self, source: int, goal: int, count: int) -> None:
+        """The first columns of a slot, in every layer."""
+        for store_L2SGCD in self._stores.values():
+            store_L2SGCD[:, :, goal, :, :count] = store_L2SGCD[:, :, source, :, :count]
+
     def compact(self, slots_R: Tensor, source_RN: Tensor, start_R: Tensor, count_R: Tensor) -> None:
         """In every layer move columns ``source_RN[r, :count_R[r]]`` to ``start_R[r], start_R[r] + 1, ...``.
 

@@ -17,9 +17,9 @@ def usage(num_prompt_tokens: int, num_tokens: int) -> dict[str, int]:
     }
 
 
-def num_prompt_tokens(requests: Sequence[Request]) -> int:
+def num_prompt_tokens(requests: Sequence[Request], num_choices: int) -> int:
     """Each prompt counts once, however many answers it has."""
-    return sum(len(request.prompt_ids) for request in requests if request.choice == 0)
+    return sum(len(request.prompt_ids) for request in requests[::num_choices])
 
 
 def metrics(llm: LLM, requests: Sequence[Request], outputs: Sequence[Output]) -> dict[str, Any]:

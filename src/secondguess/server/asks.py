@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import secrets
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from secondguess.errors import UserError
 from secondguess.llm import LLM
-from secondguess.prompts import Chat, Prompt
+from secondguess.prompts import Prompt
 from secondguess.server.errors import ApiError, refusal
-from secondguess.server.protocol import (
-    AnyBody,
-    ChatBody,
-    CompletionBody,
-    Message,
-    Sampled,
-    SpeculationChoice,
-    TokenizeBody,
-)
+from secondguess.server.protocol import AnyBody, ChatBody, CompletionBody, Sampled, SpeculationChoice
 from secondguess.server.structure import chat_grammar, grammar
+from secondguess.server.tokens import conversation, encoded, too_long
 from secondguess.types import Request, SamplingParams, Speculation
 
 SAME_NAME = (
@@ -36,6 +29,7 @@ SAME_NAME = (
     "ignore_eos",
 )
 COMPLETION_TOKENS = 16  # the OpenAI API's default where there is no chat
+MAX_STOPS, MAX_STOP_LENGTH = 16, 512  # the OpenAI API takes 4
 
 
 def completion_requests(llm: LLM, body: CompletionBody) -> list[Request]:
@@ -46,12 +40,14 @@ def completion_requests(llm: LLM, body: CompletionBody) -> list[Request]:
             400, "logprobs of an echoed prompt do not stream: leave out stream, echo or logprobs", "logprobs"
         )
     body, rules, requests = seeded(body), grammar(llm, body), []
+    num_answers: Counter[tuple[int, ...]] = Counter()  # of each prompt so far: one that is given twice gets others
     for prompt in as_prompts(body.prompt):
         ids = fitting(llm, prompt, "prompt")
         params = sampling(llm, body, ids, body.max_tokens or COMPLETION_TOKENS, body.logprobs)
         params = replace(params, prompt_logprobs=of_prompt)
         text = prompt if isinstance(prompt, str) else None
-        requests += choices(llm, body, Request(ids, params, text=text, grammar=rules))
+        requests += choices(llm, body, Request(ids, params, num_answers[ids], text=text, grammar=rules))
+        num_answers[ids] += body.num_choices
     return requests
 
 
@@ -68,48 +64,11 @@ def chat_requests(llm: LLM, body: ChatBody) -> list[Request]:
     return choices(llm, body, Request(ids, params, grammar=chat_grammar(llm, body)))
 
 
-def tokenized(llm: LLM, body: TokenizeBody) -> tuple[int, ...]:
-    """Raises ApiError."""
-    if (body.prompt is None) == (body.messages is None):
-        raise ApiError(400, "give either prompt or messages", "prompt")
-    if body.messages is None:
-        return encoded(llm, body.prompt or "", "prompt")
-    return encoded(llm, conversation(body.messages, body.tools, body.chat_template_kwargs), "messages")
-
-
 def as_prompts(given: str | Sequence[Any]) -> list[Prompt]:
     """One or several, as the API lets clients write it."""
     if len(given) == 0:
         raise ApiError(400, "prompt is empty: give text or token ids", "prompt", "invalid_value")
     return [given] if isinstance(given, str) or isinstance(given[0], int) else list(given)
-
-
-def conversation(
-    messages: Sequence[Message], tools: Sequence[dict[str, Any]] | None, variables: dict[str, Any] | None
-) -> Chat:
-    return Chat([as_message(message) for message in messages], tools or (), variables or {})
-
-
-def as_message(message: Message) -> dict[str, Any]:
-    """What a chat template expects: text in one piece, arguments of calls as objects."""
-    fields = message.model_dump(exclude_none=True)
-    if isinstance(message.content, list):
-        fields["content"] = "\n".join(part.text for part in message.content)
-    for call in fields.get("tool_calls", ()):
-        function = call.get("function")
-        if isinstance(function, dict) and isinstance(function.get("arguments"), str):
-            try:
-                function["arguments"] = json.loads(function["arguments"])
-            except ValueError as error:
-                raise ApiError(400, f"the arguments of a tool call are no JSON: {error}", "messages") from error
-    return fields
-
-
-def encoded(llm: LLM, prompt: Prompt, param: str) -> tuple[int, ...]:
-    try:
-        return llm.encode(prompt)
-    except UserError as error:
-        raise refusal(error, (), param) from error
 
 
 def fitting(llm: LLM, prompt: Prompt, param: str) -> tuple[int, ...]:
@@ -118,11 +77,6 @@ def fitting(llm: LLM, prompt: Prompt, param: str) -> tuple[int, ...]:
     if len(ids) >= llm.max_model_len:
         raise too_long(llm, f"the prompt has {len(ids)} tokens", param)
     return ids
-
-
-def too_long(llm: LLM, what: str, param: str) -> ApiError:
-    room = f"prompt and answer together have room for {llm.max_model_len}"
-    return ApiError(400, f"{what}, but {room}", param, "context_length_exceeded")
 
 
 def sampling(
@@ -139,13 +93,23 @@ def sampling(
             **given,
             top_k=max(body.top_k or 0, 0),
             max_tokens=room if max_tokens is None else max_tokens,
-            stop=tuple([body.stop] if isinstance(body.stop, str) else body.stop or ()),
+            stop=stops(body.stop),
             stop_token_ids=tuple(body.stop_token_ids or ()),
             logit_bias=biases(body.logit_bias or {}),
             logprobs=logprobs,
         )
     except UserError as error:
         raise refusal(error, tuple(type(body).model_fields)) from error
+
+
+def stops(given: str | Sequence[str] | None) -> tuple[str, ...]:
+    """They are looked for after every token, while all others wait."""
+    found = (given,) if isinstance(given, str) else tuple(given or ())
+    if len(found) > MAX_STOPS:
+        raise ApiError(400, f"{len(found)} stop strings: give {MAX_STOPS} at most", "stop", "invalid_value")
+    if any(len(stop) > MAX_STOP_LENGTH for stop in found):
+        raise ApiError(400, f"a stop string may have {MAX_STOP_LENGTH} characters at most", "stop", "invalid_value")
+    return found
 
 
 def biases(given: dict[str, float]) -> dict[int, float]:
@@ -164,10 +128,10 @@ def seeded(body: AnyBody) -> AnyBody:
 
 
 def choices(llm: LLM, body: Sampled, request: Request) -> list[Request]:
-    """``n`` answers, with noise of their own."""
+    """``n`` answers, with noise of their own; ``request`` is the first."""
     traced = bool(body.stream_options and body.stream_options.drafting)
     asked = replace(request, speculation=speculation(llm, body), traced=traced)
-    return [replace(asked, choice=choice) for choice in range(body.num_choices)]
+    return [replace(asked, choice=request.choice + i) for i in range(body.num_choices)]
 
 
 def speculation(llm: LLM, body: Sampled) -> Speculation:

@@ -38,11 +38,17 @@ class ApiError(Exception):
     def content(self) -> dict[str, Any]:
         default = "server_error" if self.status >= 500 else "invalid_request_error"
         kind = TYPES.get(self.status, default)
-        return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
+        param = None if self.param is None else encodable(self.param)
+        return {"error": {"message": encodable(str(self)), "type": kind, "param": param, "code": self.code}}
 
     @property
     def response(self) -> JSONResponse:
         return JSONResponse(self.content, self.status, dict(self.headers or {}))
+
+
+def encodable(text: str) -> str:
+    """Halves of characters, which JSON may bring and UTF-8 does not have, as they are written in JSON."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def refusal(error: UserError, fields: Sequence[str], param: str | None = None) -> ApiError:
@@ -78,8 +84,9 @@ def of_failure(error: BaseException) -> ApiError:
 def of_validation(errors: Sequence[Mapping[str, Any]]) -> ApiError:
     """400. Of a union's complaints the one that came furthest into a branch is the one meant."""
     worst = max(errors, key=lambda e: (e["type"] == "unknown_field", len(e["loc"])))
-    path = [*worst["loc"][1:], *([worst["ctx"]["name"]] if worst["type"] == "unknown_field" else [])]
-    param = ".".join(str(part) for part in path if is_field(part)) or None
+    path = [str(part) for part in worst["loc"][1:] if is_field(part)]
+    path += [worst["ctx"]["name"]] if worst["type"] == "unknown_field" else []  # which may be anything, also "list"
+    param = ".".join(path) or None
     if worst["type"] == "json_invalid":
         return ApiError(400, f"the body is no JSON: {worst['ctx']['error']}", code="invalid_json")
     where = f"{param}: " if param and worst["type"] != "unknown_field" else ""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from secondguess.server.asks import as_prompts, chat_requests, completion_requests
 from secondguess.server.protocol import ChatBody, CompletionBody
-from secondguess.server.replies import check_stream_options, reply
+from secondguess.server.replies import Reply, check_stream_options
 from secondguess.server.service import Service
 from secondguess.server.shape import ChatShape, CompletionShape
 
@@ -17,20 +19,15 @@ router = APIRouter(tags=["OpenAI API"])
 @router.post("/v1/chat/completions", response_class=Response)
 async def chat_completions(body: ChatBody, http: Request) -> Response:
     """Continue a conversation."""
-    service = checked(http, body)
-    requests = await service.read(chat_requests, body)
-    shape = ChatShape(service.llm, service.name, requests)
-    return await reply(service.start(requests, "messages"), shape, body, http)
+    return Reply(checked(http, body), body, body.num_choices, chat_requests, ChatShape, "messages")
 
 
 @router.post("/v1/completions", response_class=Response)
 async def completions(body: CompletionBody, http: Request) -> Response:
     """Continue raw text or token ids."""
-    service = checked(http, body)
-    service.check_count(len(as_prompts(body.prompt)) * body.num_choices)  # before any of them is tokenized
-    requests = await service.read(completion_requests, body)
-    shape = CompletionShape(service.llm, service.name, requests, echo=bool(body.echo))
-    return await reply(service.start(requests), shape, body, http)
+    service, shape = checked(http, body), partial(CompletionShape, echo=bool(body.echo))
+    num_answers = len(as_prompts(body.prompt)) * body.num_choices
+    return Reply(service, body, num_answers, completion_requests, shape, "prompt")
 
 
 def checked(http: Request, body: ChatBody | CompletionBody) -> Service:

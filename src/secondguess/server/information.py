@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from dataclasses import asdict
 from importlib.metadata import version
@@ -13,14 +12,13 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import JSONResponse, Response
 
 from secondguess.methods import SHAPE, Method
-from secondguess.server.asks import tokenized
 from secondguess.server.errors import ApiError
 from secondguess.server.protocol import DetokenizeBody, TokenizeBody
 from secondguess.server.service import Service
-from secondguess.types import Request as Ask
-from secondguess.types import SamplingParams
+from secondguess.server.tokens import detokenized, tokenized
 
 STARTED = int(time.time())
+SILENCE_S = 120.0  # without a token where one is due; the longest prompt is read in less
 
 
 def service_of(http: Request) -> Service:
@@ -32,15 +30,17 @@ router = APIRouter(tags=["server"])
 
 
 @router.get("/health")
-async def health() -> Response:
-    """200 once the engine is warm; before that the port is closed."""
+async def health(service: Served) -> Response:
+    """200 once the engine is warm, before which the port is closed; 503 when it has not moved for minutes."""
+    if service.silent_s > SILENCE_S:
+        raise ApiError(503, f"the engine has not moved for {service.silent_s:.0f} s", code="engine_stuck")
     return Response()
 
 
 @router.get("/health_generate")
 async def health_generate(service: Served) -> Response:
-    """200 once a token has been generated, through the queue like any other."""
-    await service.start([Ask((0,), SamplingParams(max_tokens=1))]).outputs()
+    """200 once the engine has generated a token: of what runs, else one of its own; 503 if that takes too long."""
+    await service.probe()
     return Response()
 
 
@@ -83,7 +83,7 @@ async def server_info(service: Served) -> dict[str, Any]:
         "kv_cache_tokens": llm.kv_cache_tokens,
         "max_queue": service.settings.max_queue,
         "load": asdict(llm.load),
-        "internal_states": [{"avg_spec_accept_length": llm.totals.drafting.acceptance_length}],
+        "internal_states": [{"avg_spec_accept_length": service.metrics.totals.drafting.acceptance_length}],
     }
 
 
@@ -91,8 +91,7 @@ async def server_info(service: Served) -> dict[str, Any]:
 async def tokenize(body: TokenizeBody, service: Served) -> JSONResponse:
     """The token ids of raw text, or of a conversation in the chat template."""
     service.check_model(body.model)
-    ids = await asyncio.to_thread(tokenized, service.llm, body)
-    texts = [service.llm.decode([token]) for token in ids] if body.return_token_strs else None
+    ids, texts = await service.timely(tokenized, service.llm, body)
     return JSONResponse(
         {"count": len(ids), "max_model_len": service.llm.max_model_len, "tokens": ids, "token_strs": texts}
     )
@@ -102,10 +101,7 @@ async def tokenize(body: TokenizeBody, service: Served) -> JSONResponse:
 async def detokenize(body: DetokenizeBody, service: Served) -> dict[str, str]:
     """The text of token ids."""
     service.check_model(body.model)
-    size = service.llm.target.spec.vocab_size
-    if any(token >= size for token in body.tokens):
-        raise ApiError(400, f"a token is outside the vocabulary of {size}", "tokens", "invalid_value")
-    return {"prompt": service.llm.decode(body.tokens)}
+    return {"prompt": await service.timely(detokenized, service.llm, body.tokens)}
 
 
 def shape(method: Method) -> dict[str, int]:

@@ -18,7 +18,7 @@ class KeyRequired:
     """Lets requests with ``Authorization: Bearer KEY`` pass. How long the comparison takes tells nothing of the key."""
 
     def __init__(self, app: ASGIApp, key: str) -> None:
-        self.app, self.key = app, key.encode()
+        self.app, self.key = app, key.strip().encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and not OPEN.fullmatch(scope["path"]) and not self.is_known(Headers(scope=scope)):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import socket
 import sys
 from contextlib import suppress
-from types import FrameType
 
 import uvicorn
 from fastapi import FastAPI
@@ -14,24 +14,30 @@ from fastapi import FastAPI
 from secondguess.errors import UserError
 from secondguess.server.service import Service
 
+log = logging.getLogger(__name__)
+
 
 class Server(uvicorn.Server):
-    """Tells the service that it is about to end, for from then on uvicorn says of every client that it has left."""
+    """Says where it serves once it does: warm, and listening."""
 
-    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+    def __init__(self, config: uvicorn.Config, model: str) -> None:
         super().__init__(config)
-        self.service = service
+        self.model = model
 
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        self.service.draining = True
-        super().handle_exit(sig, frame)
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            assert sockets, "they are bound beforehand"
+            host, port = sockets[0].getsockname()[:2]
+            log.info("serving %s at http://%s:%d (a page for browsers is there, too)", self.model, host, port)
 
 
 def listen(app: FastAPI, sock: socket.socket) -> bool:
     """Serve until a signal comes, and until what runs then has ended. Returns whether it could start."""
     service: Service = app.state.service
     drain = max(round(service.settings.drain_timeout), 1)
-    server = Server(uvicorn.Config(app, log_config=None, server_header=False, timeout_graceful_shutdown=drain), service)
+    config = uvicorn.Config(app, log_config=None, server_header=False, timeout_graceful_shutdown=drain)
+    server = Server(config, service.name)
     # uvicorn deals with the signal first. Then it raises it again, and nothing is left to do.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     with suppress(KeyboardInterrupt):  # Ctrl-C is how a server is stopped, and no mishap

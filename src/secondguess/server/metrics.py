@@ -5,7 +5,7 @@ Counters of tokens are read from the engine when they are asked for; latencies a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from time import perf_counter
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -32,8 +32,8 @@ class Metrics:
     """All metrics of a server, in a registry of their own."""
 
     def __init__(self, llm: LLM, model: str) -> None:
-        self.registry = CollectorRegistry()
-        self.registry.register(EngineCollector(llm, model))
+        self.registry, self._llm, self._before = CollectorRegistry(), llm, Totals()
+        self.registry.register(EngineCollector(llm, model, lambda: self.totals))
         self._latencies = {
             name: Histogram(PREFIX + name, help, ["model_name"], buckets=buckets, registry=self.registry).labels(model)
             for name, (help, buckets) in LATENCIES.items()
@@ -41,6 +41,15 @@ class Metrics:
         self._finished = self._counter("request_success", "requests that ended", "finished_reason")
         self._rejected = self._counter("request_rejected", "requests that found the queue full")
         self._model = model
+
+    @property
+    def totals(self) -> Totals:
+        """Of the engine, since ``begin``."""
+        return self._llm.totals - self._before
+
+    def begin(self) -> None:
+        """What the engine has done so far was for no client, and does not count."""
+        self._before = self._llm.totals
 
     def page(self) -> bytes:
         return generate_latest(self.registry)
@@ -68,6 +77,7 @@ class Clock:
     def __init__(self, metrics: Metrics) -> None:
         self.metrics, self.start = metrics, perf_counter()
         self.last: float | None = None  # when its newest token came
+        self.ended = False
 
     def hear(self, delta: Delta) -> None:
         now, observe = perf_counter(), self.metrics.observe
@@ -78,6 +88,7 @@ class Clock:
                 observe("inter_token_latency_seconds", (now - self.last) / len(delta.token_ids))
         self.last = now
         if delta.output:
+            self.ended = True
             self._hear_end(delta.output, now)
 
     def _hear_end(self, output: Output, now: float) -> None:
@@ -92,11 +103,11 @@ class Clock:
 class EngineCollector(Collector):
     """Reads the engine's own counts, so that they can neither be missed nor be counted twice."""
 
-    def __init__(self, llm: LLM, model: str) -> None:
-        self.llm, self.model = llm, model
+    def __init__(self, llm: LLM, model: str, totals: Callable[[], Totals]) -> None:
+        self.llm, self.model, self.totals = llm, model, totals
 
     def collect(self) -> Iterator[Metric]:
-        totals, load = self.llm.totals, self.llm.load
+        totals, load = self.totals(), self.llm.load
         yield self._gauge("num_requests_running", "requests in the batch", load.num_running)
         yield self._gauge("num_requests_waiting", "requests in the queue", load.num_waiting)
         yield self._gauge("kv_cache_usage_perc", "share of the K/V cache in use (1 is all)", load.cache_used)

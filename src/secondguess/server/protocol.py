@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from secondguess.errors import did_you_mean
+from secondguess.server.errors import encodable
 from secondguess.types import MAX_LOGPROBS
 
 Whole = Annotated[int, Field(ge=0, lt=2**31)]
@@ -32,7 +33,7 @@ class Body(BaseModel):
             for name in data:
                 if name not in known:
                     near = did_you_mean(str(name), known)
-                    where = {"name": str(name), "near": near}
+                    where = {"name": encodable(str(name)), "near": near}
                     raise PydanticCustomError("unknown_field", "unknown or unsupported field {name}{near}", where)
         return data
 

@@ -26,11 +26,8 @@ async def report_forever(llm: LLM, interval_s: float = INTERVAL_S) -> None:
 
 def report(llm: LLM, before: Totals, now: Totals, seconds: float) -> list[str]:
     """What happened in between; nothing if nothing did and nobody waits."""
-    load, prompts, tokens = (
-        llm.load,
-        now.num_prompt_tokens - before.num_prompt_tokens,
-        now.num_tokens - before.num_tokens,
-    )
+    load, done = llm.load, now - before
+    prompts, tokens, drafting = done.num_prompt_tokens, done.num_tokens, done.drafting
     if not (prompts or tokens or load.num_running or load.num_waiting):
         return []
     engine = (
@@ -38,9 +35,8 @@ def report(llm: LLM, before: Totals, now: Totals, seconds: float) -> list[str]:
         f"Avg generation throughput: {tokens / seconds:.1f} tokens/s, "
         f"Running: {load.num_running} reqs, Waiting: {load.num_waiting} reqs, KV cache usage: {load.cache_used:.1%}"
     )
-    if preempted := now.num_preemptions - before.num_preemptions:
-        engine += f", Preempted: {preempted} reqs"
-    drafting = difference(before.drafting, now.drafting)
+    if done.num_preemptions:
+        engine += f", Preempted: {done.num_preemptions} reqs"
     return [engine, of_drafting(drafting, seconds)] if drafting.num_drafts else [engine]
 
 
@@ -53,12 +49,4 @@ def of_drafting(d: Drafting, seconds: float) -> str:
         f"Accepted: {d.num_accepted} tokens ({d.num_accepted_refined} refined), Drafted: {d.num_drafted} tokens, "
         f"Per-position acceptance rate: {positions}, "
         f"Avg Draft acceptance rate: {d.num_accepted / d.num_drafted:.1%}"
-    )
-
-
-def difference(before: Drafting, now: Drafting) -> Drafting:
-    return Drafting(
-        now.cycles - before.cycles,
-        now.num_drafted_refined - before.num_drafted_refined,
-        now.num_accepted_refined - before.num_accepted_refined,
     )

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from time import perf_counter
+from typing import ParamSpec, TypeVar
 
 from secondguess.errors import UserError
 from secondguess.llm import LLM
 from secondguess.server.errors import ApiError, of_failure, refusal
-from secondguess.server.metrics import Metrics
-from secondguess.server.protocol import AnyBody
+from secondguess.server.metrics import Clock, Metrics
 from secondguess.server.settings import Settings
-from secondguess.types import Delta, Output, Request, SamplingParams
+from secondguess.types import Delta, Output, Request, SamplingParams, Speculation
 
 RETRY_AFTER = {"retry-after": "1"}
 WARM_UP = SamplingParams(max_tokens=8, ignore_eos=True)
+PROBE = Request((0,), SamplingParams(max_tokens=1), counted=False)
+PROBE_S = 10.0  # in which an engine that is well has generated some token
+NUM_READERS = 2  # threads that tokenize and compile grammars, beside the engine's
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class Service:
@@ -24,18 +32,34 @@ class Service:
     def __init__(self, llm: LLM, name: str, settings: Settings) -> None:
         self.llm, self.name, self.settings = llm, settings.served_model_name or name, settings
         self.metrics = Metrics(llm, self.name)
-        self.num_inside = 0  # requests that run or wait
-        self.draining = False  # the process is about to end
+        self.readers = ThreadPoolExecutor(NUM_READERS, "secondguess-reader")
+        self.jobs: set[Job] = set()
+        self.last_news = 0.0  # when the engine last told any
 
     @property
     def room(self) -> int:
-        """Requests that may be inside."""
+        """Answers that may be inside at once."""
         return self.llm.max_batch_size + self.settings.max_queue
 
+    @property
+    def num_inside(self) -> int:
+        """Answers that have a place: from the arrival of the request to the last byte of the reply."""
+        return sum(job.num_answers for job in self.jobs)
+
+    @property
+    def silent_s(self) -> float:
+        """For how many seconds the engine has told no news while there were answers to make."""
+        starts = [clock.start for job in self.jobs for clock in job.clocks if not clock.ended]
+        return perf_counter() - max(min(starts), self.last_news) if starts else 0.0
+
     async def warm_up(self) -> None:
-        """Let lazily made things be made before the first client pays for them."""
-        async for _ in self.llm.agenerate([0], WARM_UP):
-            pass
+        """Let lazily made things be made before the first client pays for them, for every method. None of it counts."""
+        wishes = [Speculation(name) for name in self.llm.methods] if len(self.llm.methods) > 1 else [Speculation()]
+        for wish in wishes:
+            async for _ in self.llm.answer(Request((0,), WARM_UP, speculation=wish)):
+                pass
+        await self.read(warm_grammars, self.llm)
+        self.metrics.begin()
 
     @property
     def too_late(self) -> ApiError:
@@ -46,52 +70,85 @@ class Service:
         if name not in (None, self.name):
             raise ApiError(404, f"no model {name!r}: this server has {self.name!r}", "model", "model_not_found")
 
-    def check_count(self, num_answers: int) -> None:
-        """Raises ApiError when there is never room for so many answers at once."""
-        if num_answers > self.room:
-            raise ApiError(400, f"{num_answers} answers at once, and this server has room for {self.room}", "n")
+    async def read(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """``work``, outside of the event loop: it tokenizes, or compiles grammars."""
+        return await asyncio.get_running_loop().run_in_executor(self.readers, lambda: work(*args, **kwargs))
 
-    async def read(self, work: Callable[[LLM, AnyBody], list[Request]], body: AnyBody) -> list[Request]:
-        """The requests that ``work`` makes of a body, outside of the event loop: it tokenizes, and compiles grammars.
-
-        Raises ApiError, also if that alone takes longer than a request may.
-        """
+    async def timely(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """As ``read``. Raises ApiError if that takes longer than a request may."""
         try:
             async with asyncio.timeout(self.settings.request_timeout):
-                return await asyncio.to_thread(work, self.llm, body)
+                return await self.read(work, *args, **kwargs)
         except TimeoutError as error:
             raise self.too_late from error
 
-    def start(self, requests: Sequence[Request], prompt_field: str = "prompt") -> Job:
-        """Begin to answer. Raises ApiError if there is no room, or one of the requests cannot be decoded."""
-        self.check_count(len(requests))
-        if self.num_inside + len(requests) > self.room:
-            self.metrics.count_rejected(len(requests))
+    def enter(self, num_answers: int) -> Job:
+        """A place for each answer to a request, before anything is done for it. Raises ApiError if there is no room."""
+        if num_answers > self.room:
+            raise ApiError(400, f"{num_answers} answers at once, and this server has room for {self.room}", "n")
+        if self.num_inside + num_answers > self.room:
+            self.metrics.count_rejected(num_answers)
             raise ApiError(429, "too many requests are waiting: try again later", None, "queue_full", RETRY_AFTER)
+        return Job(self, num_answers)
+
+    async def probe(self) -> None:
+        """Return when the engine has emitted a token, for whomever. Raises ApiError if it does not.
+
+        A full queue is no reason to fail, so the probe takes no place.
+        """
+        before, heard = self.llm.totals.num_tokens, list[Delta | Exception]()
+        drop = self.llm.start([PROBE], lambda _, news: heard.append(news))
         try:
-            streams = [self.llm.answer(request) for request in requests]
-        except UserError as error:
-            raise refusal(error, ("logit_bias", "stop_token_ids"), prompt_field) from error
-        return Job(self, streams)
+            async with asyncio.timeout(PROBE_S):
+                while not heard and self.llm.totals.num_tokens == before:
+                    await asyncio.sleep(0.005)
+        except TimeoutError as error:
+            raise ApiError(503, f"the engine has emitted no token in {PROBE_S:g} s", code="engine_stuck") from error
+        finally:
+            drop()
+        if heard and isinstance(heard[0], Exception):
+            raise of_failure(heard[0])
 
 
 class Job:
-    """The answers to one HTTP request, made whether or not anybody reads them, so that a slow reader holds no slot."""
+    """What one HTTP request has of the service: its places, and the answers on their way.
 
-    def __init__(self, service: Service, streams: Sequence[AsyncGenerator[Delta]]) -> None:
-        self.service, self.streams = service, streams
+    They are made whether or not anybody reads them, so that a slow reader holds no slot of the engine.
+    """
+
+    def __init__(self, service: Service, num_answers: int) -> None:
+        self.service, self.num_answers = service, num_answers
         self.news: asyncio.Queue[tuple[int, Delta] | ApiError] = asyncio.Queue()
-        service.num_inside += len(streams)
-        self.task = asyncio.create_task(self._run())
-        self.task.add_done_callback(self._end)
+        self.clocks: list[Clock] = []  # of the answers that have been begun
+        self._drop: Callable[[], None] | None = None
+        service.jobs.add(self)
 
-    def cancel(self) -> None:
-        """The requests end, and their slots are free within a cycle. Nothing happens to a job that is done."""
-        self.task.cancel()
+    def start(self, requests: Sequence[Request], prompt_field: str) -> None:
+        """Begin to answer. Raises ApiError if one of the requests cannot be decoded."""
+        loop = asyncio.get_running_loop()
+
+        def tell(i: int, news: Delta | Exception) -> None:
+            with suppress(RuntimeError):  # the loop is closed, and nobody reads any more
+                loop.call_soon_threadsafe(self._hear, i, news)
+
+        try:
+            self._drop = self.service.llm.start(requests, tell)
+        except UserError as error:
+            raise refusal(error, ("logit_bias", "stop_token_ids"), prompt_field) from error
+        self.clocks = [self.service.metrics.clock() for _ in requests]
+
+    def close(self) -> None:
+        """What still runs ends, its slots are free within a cycle, and the places are free at once."""
+        self.service.jobs.remove(self)
+        if self._drop:
+            self._drop()
+        for clock in self.clocks:
+            if not clock.ended:
+                self.service.metrics.count_finished("abort")
 
     async def deltas(self) -> AsyncIterator[tuple[int, Delta]]:
         """Which choice, and what it emitted, until all have ended. Raises ApiError if one of them fails."""
-        left = len(self.streams)
+        left = self.num_answers
         while left:
             news = await self.news.get()
             if isinstance(news, ApiError):
@@ -104,30 +161,19 @@ class Job:
         found = {i: delta.output async for i, delta in self.deltas() if delta.output}
         return [found[i] for i in range(len(found))]
 
-    async def _run(self) -> None:
-        try:
-            async with asyncio.timeout(self.service.settings.request_timeout), asyncio.TaskGroup() as group:
-                for i, stream in enumerate(self.streams):
-                    group.create_task(self._read(i, stream))
-        except TimeoutError:
-            self.news.put_nowait(self.service.too_late)
-        except BaseExceptionGroup as group_error:
-            self.news.put_nowait(of_failure(group_error.exceptions[0]))
+    def _hear(self, i: int, news: Delta | Exception) -> None:
+        self.service.last_news = perf_counter()
+        if self not in self.service.jobs:  # it came late
+            return
+        if isinstance(news, Delta) and news.finish_reason == "abort":
+            news = RuntimeError("the engine dropped the request")
+        if isinstance(news, Exception):
+            self.news.put_nowait(of_failure(news))
+        else:
+            self.clocks[i].hear(news)
+            self.news.put_nowait((i, news))
 
-    def _end(self, _: asyncio.Task[None]) -> None:
-        """Whoever still waits for news does so because the job was cancelled, perhaps before it began."""
-        self.service.num_inside -= len(self.streams)
-        self.news.put_nowait(ApiError(499, "the client left", code="cancelled"))
 
-    async def _read(self, i: int, stream: AsyncGenerator[Delta]) -> None:
-        clock = self.service.metrics.clock()
-        try:
-            async with aclosing(stream):
-                async for delta in stream:
-                    if delta.finish_reason == "abort":
-                        raise RuntimeError("the engine dropped the request")
-                    clock.hear(delta)
-                    self.news.put_nowait((i, delta))
-        except BaseException:
-            self.service.metrics.count_finished("abort")
-            raise
+def warm_grammars(llm: LLM) -> None:
+    with suppress(UserError):  # there are none for this target, or in this installation
+        llm.grammars.json()

@@ -19,9 +19,11 @@ class Settings:
         None, "clients must send it as a bearer token; better in SECONDGUESS_API_KEY, which other users cannot list"
     )
     allow_origin: tuple[str, ...] = option((), "web pages from here may call the API; may be repeated, * is any")
-    max_queue: int = option(256, "requests that may wait for a place in the batch; more are answered with 429")
+    max_queue: int = option(256, "answers that may wait for a place in the batch; more are refused with 429")
     max_body_bytes: int = option(4 * 2**20, "larger request bodies are answered with 413")
-    request_timeout: float = option(600.0, "seconds that a request may take, waiting included")
+    request_timeout: float = option(
+        600.0, "seconds that a request may take, from its arrival to the last byte of its answer"
+    )
     drain_timeout: float = option(120.0, "seconds that running requests get to end after SIGTERM")
 
     def __post_init__(self) -> None:

@@ -10,7 +10,8 @@ from typing import Any, ClassVar
 
 from secondguess.llm import LLM
 from secondguess.server.accounts import metrics, num_prompt_tokens, usage
-from secondguess.types import Delta, Output, Request, TokenLogprobs
+from secondguess.server.scores import Score, Scores, by_text, prompt_scores, token_bytes, token_text
+from secondguess.types import Delta, Output, Request
 
 
 class Shape(ABC):
@@ -20,11 +21,13 @@ class Shape(ABC):
     kind: ClassVar[str]
     kind_of_parts: ClassVar[str]
 
-    def __init__(self, llm: LLM, model: str, requests: Sequence[Request]) -> None:
+    def __init__(self, llm: LLM, model: str, requests: Sequence[Request], num_choices: int) -> None:
+        """``num_choices``: requests in a row that have the same prompt."""
         self.llm, self.requests = llm, requests
+        self.scores = [Scores(llm, request) for request in requests]
         self.head = {"id": self.prefix + secrets.token_hex(12), "created": int(time.time()), "model": model}
         self.head["system_fingerprint"] = f"fp_{llm.target.fingerprint[:10]}"
-        self.prompt_tokens = num_prompt_tokens(requests)
+        self.prompt_tokens = num_prompt_tokens(requests, num_choices)
 
     @abstractmethod
     def choice(self, i: int, output: Output) -> dict[str, Any]:
@@ -52,7 +55,7 @@ class Shape(ABC):
         return usage(self.prompt_tokens, num_tokens)
 
     def token_text(self, token: int) -> str:
-        return self.llm.decode([token]) if self.llm.target.tokenizer else f"token_id:{token}"
+        return token_text(self.llm, token)
 
     def _costs(self, outputs: Sequence[Output]) -> dict[str, Any]:
         num_tokens = sum(len(output.token_ids) for output in outputs)
@@ -62,13 +65,14 @@ class Shape(ABC):
 class ChatShape(Shape):
     prefix, kind, kind_of_parts = "chatcmpl-", "chat.completion", "chat.completion.chunk"
 
-    def __init__(self, llm: LLM, model: str, requests: Sequence[Request]) -> None:
-        super().__init__(llm, model, requests)
+    def __init__(self, llm: LLM, model: str, requests: Sequence[Request], num_choices: int) -> None:
+        super().__init__(llm, model, requests, num_choices)
         self.begun: set[int] = set()
 
     def choice(self, i: int, output: Output) -> dict[str, Any]:
         message = {"role": "assistant", "content": output.text, "refusal": None}
-        rest = {"logprobs": self.logprobs(output.logprobs), "finish_reason": output.finish_reason}
+        scores = self.scores[i].take(output.logprobs, output.text, output.finish_reason)
+        rest = {"logprobs": self.logprobs(scores), "finish_reason": output.finish_reason}
         return {"index": i, "message": message, **rest}
 
     def pieces(self, i: int, delta: Delta) -> Iterator[dict[str, Any]]:
@@ -78,75 +82,71 @@ class ChatShape(Shape):
         if i not in self.begun:
             self.begun.add(i)
             yield piece({"role": "assistant", "content": ""})
-        if delta.text or delta.logprobs:
-            yield piece({"content": delta.text}, logprobs=self.logprobs(delta.logprobs))
+        scores = self.scores[i].take(delta.logprobs, delta.text, delta.finish_reason)
+        if delta.text or scores:
+            yield piece({"content": delta.text}, logprobs=self.logprobs(scores))
         if delta.finish_reason:
             yield piece({}, finish_reason=delta.finish_reason)
 
-    def logprobs(self, tokens: Sequence[TokenLogprobs]) -> dict[str, Any] | None:
-        """None if they were not asked for."""
-        if not tokens:
+    def logprobs(self, scores: Sequence[Score]) -> dict[str, Any] | None:
+        """None if there are none."""
+        if not scores:
             return None
         content = [
             {**self.entry(t.token, t.logprob), "top_logprobs": [self.entry(token, logp) for token, logp in t.top]}
-            for t in tokens
+            for t in (score.logprobs for score in scores)
         ]
         return {"content": content, "refusal": None}
 
     def entry(self, token: int, logprob: float) -> dict[str, Any]:
-        text = self.token_text(token)
-        return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+        return {"token": self.token_text(token), "logprob": logprob, "bytes": list(token_bytes(self.llm, token))}
 
 
 class CompletionShape(Shape):
     prefix, kind, kind_of_parts = "cmpl-", "text_completion", "text_completion"
 
-    def __init__(self, llm: LLM, model: str, requests: Sequence[Request], echo: bool) -> None:
-        super().__init__(llm, model, requests)
+    def __init__(self, llm: LLM, model: str, requests: Sequence[Request], num_choices: int, echo: bool) -> None:
+        super().__init__(llm, model, requests, num_choices)
         self.echo = [self.prompt(request) if echo else "" for request in requests]  # what is still to be echoed
-        self.offsets = [0] * len(requests)  # characters of the tokens so far
+        for scores, text in zip(self.scores, self.echo, strict=True):
+            scores.start = len(text)
 
     def choice(self, i: int, output: Output) -> dict[str, Any]:
+        text = self.echo[i] + output.text
+        scores = self.scores[i].take(output.logprobs, output.text, output.finish_reason)
         if self.echo[i] and output.logprobs:
-            return self.echoed(i, output)
-        return self.piece(i, self.echo[i] + output.text, output.logprobs, output.finish_reason)
+            return self.echoed(i, output, text, scores)
+        return self.piece(i, text, scores, output.finish_reason)
 
-    def echoed(self, i: int, output: Output) -> dict[str, Any]:
+    def echoed(self, i: int, output: Output, text: str, scores: Sequence[Score]) -> dict[str, Any]:
         """With the log-probabilities of prompt and answer; a text's first token has none."""
-        first, text = output.prompt_ids[0], self.echo[i] + output.text
-        self.offsets[i] = len(self.token_text(first))
-        whole = self.piece(i, text, (*output.prompt_logprobs, *output.logprobs), output.finish_reason)
+        first, prompt = output.prompt_ids[0], prompt_scores(self.llm, self.requests[i], output.prompt_logprobs)
+        columns = self.columns([*prompt, *scores])
         for name, value in (("tokens", self.token_text(first)), ("text_offset", 0)):
-            whole["logprobs"][name].insert(0, value)
+            columns[name].insert(0, value)
         for name in ("token_logprobs", "top_logprobs"):
-            whole["logprobs"][name].insert(0, None)
-        return whole
+            columns[name].insert(0, None)
+        return self.piece(i, text, (), output.finish_reason) | {"logprobs": columns}
 
     def pieces(self, i: int, delta: Delta) -> Iterator[dict[str, Any]]:
         text, self.echo[i] = self.echo[i] + delta.text, ""
-        if text or delta.logprobs:
-            yield self.piece(i, text, delta.logprobs, None)
+        scores = self.scores[i].take(delta.logprobs, delta.text, delta.finish_reason)
+        if text or scores:
+            yield self.piece(i, text, scores, None)
         if delta.finish_reason:
             yield self.piece(i, "", (), delta.finish_reason)
 
-    def piece(self, i: int, text: str, tokens: Sequence[TokenLogprobs], reason: str | None) -> dict[str, Any]:
-        return {"index": i, "text": text, "logprobs": self.logprobs(i, tokens), "finish_reason": reason}
+    def piece(self, i: int, text: str, scores: Sequence[Score], reason: str | None) -> dict[str, Any]:
+        return {"index": i, "text": text, "logprobs": self.columns(scores) if scores else None, "finish_reason": reason}
 
     def prompt(self, request: Request) -> str:
         return self.llm.decode(request.prompt_ids) if request.text is None else request.text
 
-    def logprobs(self, i: int, tokens: Sequence[TokenLogprobs]) -> dict[str, Any] | None:
-        """None if they were not asked for. The best tokens' always have the token's own among them."""
-        if not tokens:
-            return None
-        texts, offsets = [self.token_text(t.token) for t in tokens], []
-        for text in texts:
-            offsets.append(self.offsets[i])
-            self.offsets[i] += len(text)
-        best = ({self.token_text(token): logp for token, logp in t.top} for t in tokens)
+    def columns(self, scores: Sequence[Score]) -> dict[str, list[Any]]:
+        tokens = [score.logprobs for score in scores]
         return {
-            "tokens": texts,
+            "tokens": [self.token_text(t.token) for t in tokens],
             "token_logprobs": [t.logprob for t in tokens],
-            "top_logprobs": [row | {text: t.logprob} for row, text, t in zip(best, texts, tokens, strict=True)],
-            "text_offset": offsets,
+            "top_logprobs": [by_text(self.llm, t) for t in tokens],
+            "text_offset": [score.offset for score in scores],
         }

@@ -14,12 +14,14 @@ from secondguess.server.protocol import ChatBody, Sampled
 def chat_grammar(llm: LLM, body: ChatBody) -> Grammar | None:
     """What ``response_format`` or ``structured_outputs`` asks for."""
     wanted = body.response_format
-    if wanted is None or wanted.type == "text":
+    if wanted is None:
+        return grammar(llm, body)
+    if (wanted.type == "json_schema") != (wanted.json_schema is not None):
+        raise ApiError(400, "json_schema goes with the type json_schema", "response_format.json_schema")
+    if wanted.type == "text":
         return grammar(llm, body)
     if body.structured_outputs is not None:
         raise ApiError(400, "give response_format or structured_outputs, not both", "structured_outputs")
-    if (wanted.type == "json_schema") != (wanted.json_schema is not None):
-        raise ApiError(400, "json_schema goes with the type json_schema", "response_format.json_schema")
     schema = wanted.json_schema.json_schema if wanted.json_schema else None
     return compiled(body, "response_format", lambda: llm.grammars.json(schema))
 

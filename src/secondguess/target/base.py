@@ -66,17 +66,21 @@ class Target(Protocol):
         ...
 
 
-def causal_rows(slots_R: Tensor, tokens_RN: Tensor) -> Rows:
-    """Texts from their beginning, one column per token; padding at the end is seen by padding only."""
+def causal_rows(slots_R: Tensor, tokens_RN: Tensor, start: int = 0) -> Rows:
+    """Texts from their beginning, or from token ``start`` on if what is before it is in the cache.
+
+    One column per token; padding at the end is seen by padding only.
+    """
     r, n = tokens_RN.shape
-    index_RN = torch.arange(n, device=tokens_RN.device).expand(r, n)
+    index_RW = torch.arange(start + n, device=tokens_RN.device).expand(r, -1)
+    visible_NW = torch.ones(n, start + n, dtype=torch.bool, device=tokens_RN.device).tril(start)
     return Rows(
         slots_R=slots_R,
         tokens_RN=tokens_RN,
-        positions_RN=index_RN,
-        columns_RN=index_RN,
-        visible_RNW=torch.ones(n, n, dtype=torch.bool, device=tokens_RN.device).tril().expand(r, n, n),
-        column_positions_RW=index_RN,
+        positions_RN=index_RW[:, start:],
+        columns_RN=index_RW[:, start:],
+        visible_RNW=visible_NW.expand(r, -1, -1),
+        column_positions_RW=index_RW,
         slots=tuple(slots_R.tolist()),
     )
 

@@ -4,10 +4,10 @@ import { Answer, figures } from "./answer.js";
 import { byId, make, submitOnEnter } from "./dom.js";
 import { paint } from "./paint.js";
 import { fields, method, titleOf } from "./settings.js";
+import { turn } from "./turn.js";
 
 export class Chat {
   #messages = [];
-  #running = null; // an AbortController
 
   constructor(view) {
     this.view = view;
@@ -18,10 +18,11 @@ export class Chat {
     submitOnEnter(byId("question"));
     byId("stop").addEventListener("click", () => this.stop());
     byId("reset").addEventListener("click", () => this.reset());
+    turn.watch(() => this.#showTurn());
   }
 
   stop() {
-    this.#running?.abort();
+    if (turn.isOf(this)) turn.stop();
   }
 
   reset() {
@@ -32,27 +33,27 @@ export class Chat {
   }
 
   async ask(question) {
-    if (this.#running || !question.trim()) return;
+    if (turn.taken || !question.trim()) return;
     const said = make("article", { class: "user" }, question);
     const [text, note] = [make("div", { class: "text" }), make("small", { class: "soft" })];
     byId("log").append(said, make("article", { class: "assistant" }, text, note));
     byId("question").value = "";
-    this.#setRunning(new AbortController());
+    const { signal } = turn.take(this);
     const messages = this.#messages; // reset() begins another list
     messages.push({ role: "user", content: question });
     try {
-      const answer = await this.#receive(messages, text, note);
+      const answer = await this.#receive(messages, signal, text, note);
       messages.push({ role: "assistant", content: answer.text });
     } catch (error) {
       messages.pop();
       byId("question").value ||= question;
       note.replaceWith(make("p", { class: "error", role: "alert" }, error.message));
     } finally {
-      this.#setRunning(null);
+      turn.pass();
     }
   }
 
-  async #receive(messages, text, note) {
+  async #receive(messages, signal, text, note) {
     const answer = new Answer(method());
     const hear = (pieces) => {
       const atEnd = isAtEnd(byId("log"));
@@ -63,7 +64,7 @@ export class Chat {
     };
     this.view.begin(answer);
     try {
-      await answer.receive({ messages, ...fields(answer.method) }, this.#running.signal, hear);
+      await answer.receive({ messages, ...fields(answer.method) }, signal, hear);
     } finally {
       this.view.end(answer);
     }
@@ -71,11 +72,12 @@ export class Chat {
     return answer;
   }
 
-  #setRunning(controller) {
-    this.#running = controller;
-    byId("stop").hidden = !controller;
-    byId("send").hidden = Boolean(controller);
-    byId("log").setAttribute("aria-busy", String(Boolean(controller)));
+  #showTurn() {
+    const mine = turn.isOf(this);
+    byId("stop").hidden = !mine;
+    byId("send").hidden = mine;
+    byId("send").disabled = turn.taken;
+    byId("log").setAttribute("aria-busy", String(mine));
     byId("log").scrollTop = byId("log").scrollHeight;
   }
 }

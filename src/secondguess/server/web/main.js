@@ -6,6 +6,7 @@ import { byId } from "./dom.js";
 import { Race } from "./race.js";
 import { offer } from "./settings.js";
 import { TreeView } from "./treeview.js";
+import { turn } from "./turn.js";
 
 function show(view) {
   document.body.dataset.view = view;
@@ -37,11 +38,15 @@ function askForKey() {
 
 const isTyping = (element) => element.matches("textarea, select, input:not([type=checkbox])");
 
-function addKeys(view, stop) {
+// Whether the arrow keys move what the element shows.
+const isScrolling = (element) => element.id === "drawing" && element.scrollWidth > element.clientWidth;
+
+function addKeys(view) {
   const steps = { ArrowLeft: () => view.step(-1), ArrowRight: () => view.step(1), p: () => view.toggle() };
   document.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey) return;
-    if (event.key === "Escape") stop();
+    if (event.key === "Escape") turn.stop();
+    else if (event.key.startsWith("Arrow") && isScrolling(event.target)) return;
     else if (event.key in steps && !isTyping(event.target)) {
       event.preventDefault();
       steps[event.key]();
@@ -52,11 +57,12 @@ function addKeys(view, stop) {
 try {
   offer(await connect());
   const view = new TreeView();
-  const [chat, race] = [new Chat(view), new Race(view)];
+  new Chat(view);
+  new Race(view);
   for (const button of document.querySelectorAll("nav button")) {
     button.addEventListener("click", () => show(button.dataset.view));
   }
-  addKeys(view, () => [chat, race].forEach((part) => part.stop()));
+  addKeys(view);
   byId("question").focus();
   document.body.dataset.ready = "";
 } catch (error) {

@@ -4,6 +4,7 @@ import { Answer, figures } from "./answer.js";
 import { byId, make, submitOnEnter } from "./dom.js";
 import { paint } from "./paint.js";
 import { fields, racers, titleOf } from "./settings.js";
+import { turn } from "./turn.js";
 
 class Lane {
   #heard = []; // the pieces of text, and when they came: milliseconds after the request
@@ -56,7 +57,6 @@ class Lane {
 
 export class Race {
   #lanes = [];
-  #running = null; // an AbortController
 
   constructor(view) {
     this.view = view;
@@ -67,14 +67,15 @@ export class Race {
     submitOnEnter(byId("prompt"));
     byId("halt").addEventListener("click", () => this.stop());
     byId("replay").addEventListener("click", () => this.replay());
+    turn.watch(() => this.#showTurn());
   }
 
   stop() {
-    this.#running?.abort();
+    if (turn.isOf(this)) turn.stop();
   }
 
   async run(prompt) {
-    if (this.#running) return;
+    if (turn.taken) return;
     const messages = [{ role: "user", content: prompt }];
     const seed = Math.floor(Math.random() * 2 ** 32);
     this.#lanes = racers().map((name) => {
@@ -82,14 +83,13 @@ export class Race {
       return new Lane(name, { messages, ...own, seed: own.seed ?? seed });
     });
     byId("lanes").replaceChildren(...this.#lanes.map((lane) => lane.element));
-    const controller = new AbortController();
-    this.#setRunning(controller);
+    const { signal } = turn.take(this);
     for (const lane of this.#lanes) {
-      if (controller.signal.aborted) break;
-      await lane.run(controller.signal, this.view);
+      if (signal.aborted) break;
+      await lane.run(signal, this.view);
     }
-    this.#setRunning(null);
-    if (!controller.signal.aborted) this.#compare();
+    turn.pass();
+    if (!signal.aborted) this.#compare();
   }
 
   // Against the first lane, which is plain decoding's if it races.
@@ -104,22 +104,22 @@ export class Race {
   }
 
   replay() {
-    const [lanes, controller, start] = [this.#lanes, new AbortController(), performance.now()];
-    this.#setRunning(controller);
+    const [lanes, { signal }, start] = [this.#lanes, turn.take(this), performance.now()];
     lanes.forEach((lane) => lane.rewind());
     const frame = (now) => {
-      const elapsed = controller.signal.aborted ? Infinity : now - start;
+      const elapsed = signal.aborted ? Infinity : now - start;
       const all = lanes.map((lane) => lane.advance(elapsed)).every(Boolean);
-      if (all) this.#setRunning(null);
+      if (all) turn.pass();
       else requestAnimationFrame(frame);
     };
     requestAnimationFrame(frame);
   }
 
-  #setRunning(controller) {
-    this.#running = controller;
-    byId("halt").hidden = !controller;
-    byId("go").hidden = Boolean(controller);
-    byId("replay").disabled = Boolean(controller) || this.#lanes.length === 0;
+  #showTurn() {
+    const mine = turn.isOf(this);
+    byId("halt").hidden = !mine;
+    byId("go").hidden = mine;
+    byId("go").disabled = turn.taken;
+    byId("replay").disabled = turn.taken || this.#lanes.length === 0;
   }
 }

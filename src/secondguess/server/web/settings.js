@@ -43,7 +43,7 @@ export function fields(name) {
   const budget = most === undefined ? undefined : number("budget");
   return {
     speculation: { method: name, budget },
-    temperature: number("temperature"),
+    temperature: number("temperature") ?? 1, // as the field says where it is empty
     max_tokens: number("max-tokens"),
     seed: number("seed"),
   };

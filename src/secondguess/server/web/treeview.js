@@ -65,6 +65,7 @@ export class TreeView {
   }
 
   #play() {
+    if (this.#last === 0) return;
     if (this.#index >= this.#last) this.#index = 0;
     this.#replay = setInterval(() => {
       this.#index += 1;
