@@ -121,7 +121,7 @@ def test_config_rejects_what_it_does_not_know(tmp_path) -> None:
     ("overrides", "match"),
     [
         ("method=eagle3.1 rho=0.5 query_slot=own_token", "rho, query_slot would change nothing: eagle3.1 has no"),
-        ("method=hass carry=off", "carry would change nothing: hass has no level 1"),
+        ("method=hass carry=all", "carry would change nothing: hass has no level 1"),
         ("method=hass+pr rho=0", r"rho must be above 0 for hass\+pr"),
         ("method=pr top_k=5", "top_k would change nothing: pr has no loss on the most probable tokens"),
         ("method=hass top_k=50 draft_vocab_size=32", r"top_k must be at most draft_vocab_size \(32\), got 50"),
@@ -140,6 +140,33 @@ def test_settings_that_make_no_sense_together_are_refused(overrides: str, match:
     with pytest.raises(UserError, match=match) as caught:
         load_config(None, ["responses=r", "out=o", *overrides.split()])
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "who"),
+    [
+        ("", "level0"),
+        ("method=hass+pr", "level0"),
+        ("warm_start=eagle3.1", "level0"),
+        ("carry=half", "both"),
+        ("attach=0.5", "both"),
+        ("balance_weight=0.1", "both"),
+        ("parallel=shard", "both"),
+        ("query_slot=own_token lens=false", "both"),
+        ("query_slot=own_token", "level0"),
+        ("shared_loss=both", "both"),
+        ("method=eagle3.1", "both"),
+        ("method=eagle3.1 parallel=shard", "both"),
+        ("method=hass carry=half lens=false shared_loss=both", "both"),  # as files of earlier runs have it
+    ],
+)
+def test_what_worked_before_there_were_better_defaults_works(overrides: str, who: str) -> None:
+    config = load_config(None, ["responses=r", "out=o", *overrides.split()])
+    assert config.taught_by == who
+    assert config.decisive.get("shared_loss", "both") == who
+    assert ("lens" in config.decisive) == config.recipe.level1
+    again = {name: value for name, value in config.decisive.items() if name != "parallel" or value != "shard"}
+    assert TrainConfig(**again).taught_by == who, "what auto came to says it as well"
 
 
 def test_yaml_reads_off_as_false_but_carry_does_not() -> None:
@@ -174,7 +201,7 @@ def test_a_printed_config_reads_back(tmp_path) -> None:
 def test_settings_are_listed_with_choices_and_defaults() -> None:
     listed = list_settings()
     assert all(f"  {field.name} " in listed for field in fields(TrainConfig))
-    assert "(half, merge, off, all); default: half" in listed
+    assert "(half, merge, off, all); default: off" in listed
 
 
 # -- runs ------------------------------------------------------------------------------------------------------------
