@@ -96,6 +96,18 @@ def test_answers_of_one_token_are_left_out_and_counted(tmp_path) -> None:
     assert said == ["1 of 2 responses left out: answers of one token train nothing"]
 
 
+def test_of_responses_with_one_id_the_first_counts(tmp_path) -> None:
+    path, said = tmp_path / "r.jsonl", []
+    rows = [{"id": f"r{i % 30}", "prompt_len": 1, "input_ids": [1, 2, i]} for i in range(40)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    responses = read_responses(path, 64, said.append)
+    assert said == ["10 of 40 responses left out: an earlier one has their id"]
+    training, held_out = split_held_out(responses, 0.2)
+    assert held_out
+    assert sorted(training + held_out) == list(range(30))
+    assert training == sorted(training)
+
+
 def test_config_rejects_what_it_does_not_know(tmp_path) -> None:
     path = tmp_path / "run.yaml"
     path.write_text("responses: r.jsonl\nout: runs/x\nlr: 1e-3\n")

@@ -29,8 +29,8 @@ def describe(setup: Setup) -> str:
     return (
         f"{c.method} drafter for {c.target}{of}: {size / 1e6:.1f}M parameters, {plan.num_steps} steps of "
         f"{plan.step_size}{start}\n"
-        f"{len(t.training)} responses for training, {len(t.judge.held_out)} held out; {tokens:,} trained tokens, "
-        f"{c.epochs} times\n"
+        f"{len(t.training)} responses for training, {len(t.judge.held_out)} held out, tau on {len(t.judge.replayed)} of "
+        f"them; {tokens:,} trained tokens, {c.epochs} times\n"
         f"draft vocabulary {len(t.drafter.target_ids)}: {t.coverage:.2%} of answer tokens; "
         f"{'bfloat16' if t.learner.bfloat16 else 'float32'} products on {where}; run folder {t.folder.path}\n"
         f"{describe_captures(setup.captures) if setup.captures else 'states made as they are needed, no captures'}"

@@ -206,9 +206,11 @@ class Trainer:
 
 def inputs(config: TrainConfig, target: HFTarget, responses: list[Response], drafter: Drafter) -> dict[str, Any]:
     """What a run depends on beside its settings. ``drafter``: at its start point."""
+    repeated = len(responses) - len({r.id for r in responses})
     return {
         "target weights": target.fingerprint,
         "content of responses": digest(responses),
+        "treatment of repeated ids": f"{repeated} left out" if repeated else None,
         "content of warm_start": None if config.warm_start == "none" else content(drafter),
         "network of warm_start": None if config.warm_start == "none" else unlike_new(drafter, target, config),
         "draft vocabulary": drafter.target_ids.tolist(),
