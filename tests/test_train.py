@@ -315,12 +315,14 @@ def test_capture_keeps_what_it_has(tmp_path) -> None:
     sequences = [(1, 2, 3, 4), (5, 6), (7, 8, 9)]
     done: list[int] = []
     store = plan_capture(target, sequences, tmp_path / "captures")
-    assert store.missing == [0]
+    assert store.missing == [[0, 1, 2]]
     assert not store.folder.exists()
     fill(store, Live(target, sequences), "tiny", done.append)
-    stamp = store.path(0).stat().st_mtime_ns
+    [shard] = store.shards
+    stamp = shard.stat().st_mtime_ns
     again = capture(target, sequences, tmp_path / "captures")
-    assert again.path(0).stat().st_mtime_ns == stamp
+    assert again.shards == [shard]
+    assert shard.stat().st_mtime_ns == stamp
     assert sum(done) == 9
     full = store[2].hidden_TKH
     assert full.shape == (3, 4, 32)

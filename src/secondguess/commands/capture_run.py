@@ -36,5 +36,6 @@ def by_workers(args: argparse.Namespace, captures: Captures, on_tokens: Callable
 
     paths = args.responses.resolve(), args.captures.resolve()
     device, layers = choose_device(args.device).type, captures.store.tap_layers
-    task = Task(args.target, *paths, args.precision, device, args.trust_remote_code, layers)
-    fill_with_workers(task, captures.store.missing, args.workers, on_tokens)
+    shards = captures.store.missing
+    task = Task(args.target, *paths, args.precision, device, args.trust_remote_code, layers, shards)
+    fill_with_workers(task, args.workers, on_tokens)

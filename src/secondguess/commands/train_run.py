@@ -39,7 +39,7 @@ def describe(setup: Setup) -> str:
 
 def describe_captures(captures: Captures) -> str:
     store, missing = captures.store, len(captures.store.missing)
-    more = f"{missing} of {len(store.shards)} shards missing, {captures.bytes_missing / 1e9:.2f} GB more"
+    more = f"{missing} of {missing + len(store.shards)} shards missing, {captures.bytes_missing / 1e9:.2f} GB more"
     return f"states of {sum(store.lengths):,} tokens in {store.folder}: {more if missing else 'complete'}"
 
 
