@@ -40,7 +40,8 @@ def describe(setup: Setup) -> str:
 def describe_captures(captures: Captures) -> str:
     store, missing = captures.store, len(captures.store.missing)
     more = f"{missing} of {missing + len(store.shards)} shards missing, {captures.bytes_missing / 1e9:.2f} GB more"
-    return f"states of {sum(store.lengths):,} tokens in {store.folder}: {more if missing else 'complete'}"
+    folders = sorted({str(path.parent) for path in store.shards} | ({str(store.folder)} if missing else set()))
+    return f"states of {sum(store.lengths):,} tokens in {' and '.join(folders)}: {more if missing else 'complete'}"
 
 
 def estimate(setup: Setup) -> str:
