@@ -150,7 +150,9 @@ def test_captures_of_the_form_before_are_read(tmp_path: Path, monkeypatch, lost:
     for i, theirs in enumerate(Live(target, sequences).read(range(24))):
         assert torch.equal(store[i].hidden_TKH, theirs.hidden_TKH)
         assert torch.equal(store[i].best_T, theirs.best_T)
-    assert plan_capture(target, sequences[:-1], tmp_path / "other").missing, "of another list it is not known what is where"
+    assert plan_capture(target, sequences[:-1], tmp_path / "other").missing, (
+        "of another list it is not known what is where"
+    )
 
 
 def test_a_damaged_shard_is_named(tmp_path: Path) -> None:

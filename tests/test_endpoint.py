@@ -218,7 +218,11 @@ def test_a_server_that_takes_no_unknown_fields_is_not_asked_for_ids_again(api: A
         (lambda body: b"<html>", 2, ["does not answer in JSON"]),
         (lambda body: b"[1]", 2, ["does not answer in JSON"]),
         (lambda body: echo(body) | {"prompt_token_ids": [7]}, 2, ["template mismatch: token 0 is", "on the server"]),
-        (lambda body: echo(body) | {"usage": {"prompt_tokens": 99}}, 2, ["the prompt has", "here, and 99 on the server"]),
+        (
+            lambda body: echo(body) | {"usage": {"prompt_tokens": 99}},
+            2,
+            ["the prompt has", "here, and 99 on the server"],
+        ),
     ],
 )
 def test_what_cannot_go_on_is_one_line(reply, code, words, api: Api, capsys) -> None:

@@ -20,7 +20,11 @@ from unrolling import objective, random_batch
 
 def gradients(learner: Learner, batches: list[list[int]]) -> tuple[float, Tally, dict[str, torch.Tensor]]:
     loss, sums_TF = learner.gradients(0, batches)
-    return loss.item(), Tally.of(sums_TF), {name: p.grad.clone() for name, p in learner.drafter.named_parameters() if p.grad is not None}
+    return (
+        loss.item(),
+        Tally.of(sums_TF),
+        {name: p.grad.clone() for name, p in learner.drafter.named_parameters() if p.grad is not None},
+    )
 
 
 @pytest.mark.parametrize(

@@ -21,8 +21,8 @@ from secondguess.train.config import TrainConfig
 from secondguess.train.flops import forward_flops, matmul_peak, step_flops
 from secondguess.train.flops import unrolled as rows_and_keys
 from secondguess.train.learner import Done
-from secondguess.train.meter import Window
 from secondguess.train.memory import Memory
+from secondguess.train.meter import Window
 from secondguess.train.tally import Tally
 from secondguess.train.track import Hosted, check_tracker, open_tracker, scalars
 from tiny_run import tiny_config

@@ -1,15 +1,15 @@
 """A task that one pass of M cannot hold and a second look must: a look-up whose key is the result of another one.
 
-Two tables lie in the context, a row per entry (key: the tapped state, value: the token). The first one, F, sends symbols
-x to symbols u, the second one, S, u to answers y. A draft row reads x and its tapped state asks for y = S(F(x)), two hops
-away. M has one attention head here and its feed-forward part is kept at zero. Then one pass is right for three of four
-pairs of tables at most, whatever its weights:
+Two tables lie in the context, a row per entry (key: the tapped state, value: the token). The first one, F, sends
+symbols x to symbols u, the second one, S, u to answers y. A draft row reads x and its tapped state asks for y = S(F(x)),
+two hops away. M has one attention head here and its feed-forward part is kept at zero. Then one pass is right for three
+of four pairs of tables at most, whatever its weights:
 
-    The head's scores depend on the row and on the key that it looks at, so its weights are exp(score) / Z with a sum Z over
-    all keys. Before the last norm, Z times what it yields is the residual, which knows x, times Z, plus exp(score) times
-    value, summed over all keys. Z and the other sum have a part that knows x and F and a part that knows x and S. The norm
-    and Z are positive factors, which change no order of logits. So up to a factor the logit of y is a(y, F) + b(y, S), for
-    this x and these places of the rows.
+    The head's scores depend on the row and on the key that it looks at, so its weights are exp(score) / Z with a sum Z
+    over all keys. Before the last norm, Z times what it yields is the residual, which knows x, times Z, plus the sum
+    over all keys of exp(score) times value. Z and that sum have a part that knows x and F and a part that knows x and
+    S. The norm and Z are positive factors, which change no order of logits. So up to a factor the logit of y is
+    a(y, F) + b(y, S), for this x and these places of the rows.
 
     Let F(x) = u, and F' say u' instead; let S(u) = y and S(u') = y', and S' have the two exchanged. Being right means
 

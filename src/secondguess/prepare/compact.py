@@ -49,9 +49,7 @@ def answer_of(line: Mapping[str, Any]) -> Answer:
     """From a line of an answer file."""
     prompt_len, input_ids = line["prompt_len"], line["input_ids"]
     digest = digests.of_tokens(input_ids[:prompt_len])
-    return Answer(
-        line["id"], line["temperature"], line.get("seed"), tuple(input_ids[prompt_len:]), prompt_len, digest
-    )
+    return Answer(line["id"], line["temperature"], line.get("seed"), tuple(input_ids[prompt_len:]), prompt_len, digest)
 
 
 def write_answers(path: Path, answers: Iterable[Answer]) -> None:

@@ -111,7 +111,9 @@ class Endpoint:
         """Also servers that tell no token ids count those of the prompt."""
         ours, theirs = len(question.prompt_ids), (found.get("usage") or {}).get("prompt_tokens")
         if theirs and theirs != ours:
-            raise UserError(f"template mismatch: the prompt has {ours} tokens here, and {theirs} on the server, {MISMATCH}")
+            raise UserError(
+                f"template mismatch: the prompt has {ours} tokens here, and {theirs} on the server, {MISMATCH}"
+            )
 
     def _tokens_of(self, question: Question, said: Mapping[str, Any], text: str) -> list[int] | None:
         """Those after the prompt when both are tokenised as one text; None if they are not exactly ``text`` again."""

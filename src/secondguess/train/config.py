@@ -1,4 +1,4 @@
-"""The training configuration: one field, one line, one meaning. YAML keys and ``key=value`` overrides have the same names."""
+"""The training configuration: one field, one line, one meaning. YAML keys and ``key=value`` overrides share names."""
 
 from __future__ import annotations
 

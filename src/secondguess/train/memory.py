@@ -15,7 +15,7 @@ PROCESS = Path("/proc/self")
 
 
 class Memory:
-    """``peak``: what this process took at most. ``step``: what steps took at most, less what was there before the first.
+    """``peak``: what this process took at most. ``step``: what steps took at most, less what was there at the first.
 
     The system's high-water mark is put back before each step, so that neither loading nor evaluation is taken for a
     step's. Where it cannot be (outside Linux) ``step`` is the process's peak less what was there, which is no less.

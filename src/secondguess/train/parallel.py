@@ -2,10 +2,10 @@
 
 Losses are normalised by the rows of all of them, so the gradient of a step is a sum and their number changes nothing.
 
-That is why gradients are added up here and not by torch's DistributedDataParallel. It takes means; it wants one backward
-pass that reaches all weights, where ``shared_loss=level0`` takes two that reach some each, and a process whose rows are
-all untrained reaches few; and what it is good at, sending gradients while others are still computed, gains nothing for
-one layer: a step sends them once, after all its batches, in one piece.
+That is why gradients are added up here and not by torch's DistributedDataParallel. It takes means; it wants one
+backward pass that reaches all weights, where ``shared_loss=level0`` takes two that reach some each; and what it is
+good at, sending gradients while others are still computed, gains nothing for one layer: a step sends them once, after
+all its batches, in one piece.
 """
 
 from __future__ import annotations

@@ -29,7 +29,9 @@ def start_drafter(target: HFTarget, config: TrainConfig, counts: Tensor) -> Draf
 
 def new_drafter(target: HFTarget, config: TrainConfig, target_ids: Tensor) -> Drafter:
     """A drafter for ``target`` at its start point."""
-    shape = drafter_config(target.model, config.draft_vocab_size, config.second_look, config.num_layers, config.has_lens)
+    shape = drafter_config(
+        target.model, config.draft_vocab_size, config.second_look, config.num_layers, config.has_lens
+    )
     drafter = Drafter(shape, target.embedding.detach().float().cpu(), target_ids)
     initialise(drafter, head_rows(target.head_weight, target_ids), final_norm_gain(target.model), config.seed)
     return drafter

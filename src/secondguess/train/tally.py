@@ -1,7 +1,7 @@
 """What training steps came to, in numbers that add up.
 
-While steps run they stay on the device, float64 ``sums_TF``: T unroll steps, F numbers of each, in the order of the fields
-of ``Tally``, which is how they are read.
+While steps run they stay on the device, float64 ``sums_TF``: T unroll steps, F numbers of each, in the order of the
+fields of ``Tally``, which is how they are read.
 """
 
 from __future__ import annotations
