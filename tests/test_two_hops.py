@@ -1,9 +1,9 @@
 """A task that one pass of M cannot hold and a second look must: a look-up whose key is the result of another one.
 
 Two tables lie in the context, a row per entry (key: the tapped state, value: the token). The first one, F, sends
-symbols x to symbols u, the second one, S, u to answers y. A draft row reads x and its tapped state asks for y = S(F(x)),
-two hops away. M has one attention head here and its feed-forward part is kept at zero. Then one pass is right for three
-of four pairs of tables at most, whatever its weights:
+symbols x to symbols u, the second one, S, u to answers y. A draft row reads x and its tapped state asks for
+y = S(F(x)), two hops away. M has one attention head here and its feed-forward part is kept at zero. Then one pass is
+right for three of four pairs of tables at most, whatever its weights:
 
     The head's scores depend on the row and on the key that it looks at, so its weights are exp(score) / Z with a sum Z
     over all keys. Before the last norm, Z times what it yields is the residual, which knows x, times Z, plus the sum

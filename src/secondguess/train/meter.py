@@ -41,9 +41,10 @@ class Window:
     @classmethod
     def of(cls, state: Mapping[str, Any], num_steps: int) -> Window:
         """From what ``state`` gave, over so many unroll steps."""
-        numbers = dict(state)
+        numbers: dict[str, Any] = dict(state)
         tally = Tally(**numbers.pop("tally"))
-        return cls(tally.sums(num_steps), **{"tokens": sum(tally.rows[:1])} | numbers)
+        numbers.setdefault("tokens", sum(tally.rows[:1]))
+        return cls(tally.sums(num_steps), **numbers)
 
     def state(self) -> dict[str, Any]:
         """Numbers, alone and in lists."""
