@@ -24,7 +24,8 @@ right for three of four pairs of tables at most, whatever its weights:
 Level 1 starts from a feature that holds u: one more look-up and it has y, with the same head and no feed-forward part.
 
 Rows that need one hop are trained, too, or the first hop would be of no use before the second one is there, and the
-second none before the first: from x to u, and from a u that was tapped to y.
+second none before the first: from x to u, and from a u that was tapped to y. And level 1 weighs ten times as much as
+level 0, which has no use of its own for u where y is asked for, and with one head would not look for it.
 """
 
 from __future__ import annotations
@@ -40,20 +41,23 @@ from secondguess.train.objective import objectives, reconsider_of
 from secondguess.train.tally import Tally, nothing
 from unrolling import objective
 
-NUM = 8  # entries of each table
+NUM = 4  # entries of each table
 X, U, Y = 0, NUM, 2 * NUM  # first token of each kind of symbol
 ASK_U, ASK_Y, NO_X, BLANK, VOCAB = range(3 * NUM, 3 * NUM + 5)
 HIDDEN = 64
 QUERIES = 24  # drafts per sequence
 SEQUENCES = 8
-STEPS = 400
+STEPS = 500
 PROVEN = 0.75  # more is beyond one pass
 
 # How often queries ask for u, for y after a tapped u, and for y after two hops.
 Shares = tuple[float, float, float]
 ALL, ONE_HOP, TWO_HOPS = (1.0, 1.0, 1.0), (1.0, 1.0, 0.0), (0.0, 0.0, 1.0)
 
-CONFIG = TrainConfig(responses="-", out="-", draft_vocab_size=VOCAB, unroll_steps=1, carry="off", lr=3e-3)
+CONFIG = TrainConfig(
+    responses="-", out="-", draft_vocab_size=VOCAB, unroll_steps=1, carry="off", shared_loss="both", lr=3e-3,
+    level1_weight=10.0,
+)  # fmt: skip
 
 
 def new_drafter() -> Drafter:
@@ -145,4 +149,4 @@ def test_one_hop_is_found_at_first_sight(trained: Drafter) -> None:
 def test_two_hops_are_found_by_the_second_look_alone(trained: Drafter) -> None:
     level0, level1 = top1(trained, TWO_HOPS)
     assert not trained.midlayer.mlp.down_proj.weight.any()
-    assert level0 < 3 / NUM < PROVEN < 0.9 < level1
+    assert level0 < 2 / NUM < PROVEN < 0.9 < level1
