@@ -23,11 +23,13 @@ import yaml
 FLAGS_OF = ("eval", "smollm2-135m")  # the command that further flags are for, and what it needs
 
 
-def secondguess(*args: str, quiet: bool = False) -> None:
-    """Run a command; where it fails, end as it did."""
-    out = subprocess.DEVNULL if quiet else None
-    if code := subprocess.run([sys.executable, "-m", "secondguess", *args], stdout=out).returncode:
-        sys.exit(code)
+def secondguess(*args: str, quiet: bool = False) -> str:
+    """Run a command; where it fails, end as it did. What it printed, if it did so quietly."""
+    out = subprocess.PIPE if quiet else None
+    done = subprocess.run([sys.executable, "-m", "secondguess", *args], stdout=out, text=True)
+    if done.returncode:
+        sys.exit(done.returncode)
+    return done.stdout or ""
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -41,6 +43,8 @@ def read(path: Path) -> dict[str, Any]:
     for name, arm in spec["arms"].items():
         if not (isinstance(arm, dict) and "method" in arm):
             wrong(f"{path}: arm {name} needs a method")
+        if "," in str(name):
+            wrong(f"{path}: arm {name}: a comma would part the list of methods, choose another name")
     return spec
 
 
@@ -82,13 +86,18 @@ def main(argv: Sequence[str]) -> None:
     spec, out = read(args.arms), args.out
     if "," in str(out):
         wrong(f"{out}: a comma would part the list of methods, choose another folder")
-    for name, arm in spec["arms"].items():  # all of them, before hours go into the first
-        secondguess("train", *settings(out, name, spec["train"], arm), "--print-config", quiet=True)
-    for name, arm in spec["arms"].items():
-        secondguess("train", *settings(out, name, spec["train"], arm))
+    runs = {name: settings(out, name, spec["train"], arm) for name, arm in spec["arms"].items()}
     compared = [m for name, arm in spec["arms"].items() for m in methods(out, name, arm)]
-    target = spec["train"]["target"]
-    secondguess("eval", target, "--method", ",".join(compared), "--json", str(out / "eval.json"), *args.flags)
+    # All that can be wrong, before hours go into the first arm.
+    said = [secondguess("train", *run, "--print-config", quiet=True) for run in runs.values()]
+    targets = {yaml.safe_load(text)["target"] for text in said}
+    if len(targets) > 1:
+        wrong(f"the arms have several targets ({', '.join(sorted(targets))}): give one, under train")
+    compare = ("eval", *targets, "--method", ",".join(compared), *args.flags)
+    secondguess(*compare, "--dry-run")
+    for run in runs.values():
+        secondguess("train", *run)
+    secondguess(*compare, "--json", str(out / "eval.json"))
 
 
 if __name__ == "__main__":

@@ -76,26 +76,29 @@ install_wheels() {
     PYTHONPATH=$PYTHONPATH:$state/site
 }
 
-train() { # METHOD SECONDS
-    step "$1" "$2" "$PYTHON" -m secondguess train --config "$root/configs/smollm2-135m-pr.yaml" "target=$target" \
-        "method=$1" "responses=$state/answers.jsonl" "captures=$state/captures" "out=$state/$1" save_every=200 \
-        ${TRAIN:-epochs=6 batch_size=16}
+train() { # METHOD SECONDS SETTING...
+    method=$1 most=$2
+    shift 2
+    step "$method" "$most" "$PYTHON" -m secondguess train --config "$root/configs/smollm2-135m-$method.yaml" \
+        "target=$target" "responses=$state/answers.jsonl" "captures=$state/captures" "out=$state/$method" save_every=200 \
+        "$@" ${TRAIN:-epochs=6 batch_size=16}
+    [ -e "$state/$method.done" ] || { say "call again to go on training"; exit 0; }
 }
 
 evaluate() { # METHOD METHODS
-    tasks=$(echo "$carried"/tasks/*.jsonl | tr ' ' ,)
     step "eval-$1" 240 "$PYTHON" -m secondguess eval "$target" --method "$2" --drafter "$state/$1/drafter" \
         --tasks "$tasks" --budget 24,48 --max-new-tokens "${NEW_TOKENS:-256}" --batch-size 64 --json "$state/eval-$1.json"
 }
 
 gather_target
 install_wheels
+tasks=$(echo "$carried"/tasks/*.jsonl | tr ' ' ,)
 "$PYTHON" -c 'import torch; print("pipeline:", torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU here: the CPU")'
 # Half of the call, then it goes on with the answers that there are: others would make the training another one.
 if [ ! -e "$state/frozen" ]; then
     step answers $((seconds / 2)) "$PYTHON" -m secondguess prepare "$target" "$carried"/prompts/*.jsonl \
         --out "$state/answers.jsonl" --limit "${LIMIT:-12000}" --max-new-tokens "${NEW_TOKENS:-256}" \
-        --batch-size "${BATCH:-256}" --seed 1
+        --batch-size "${BATCH:-256}" --seed 1 --refuse-overlap "$tasks" --leave-out-overlap
     "$PYTHON" - "$state/answers.jsonl" "$state/answers.safetensors" <<'PY'
 import sys
 from pathlib import Path
@@ -110,8 +113,7 @@ PY
     : > "$state/frozen"
 fi
 train eagle3.1 $((seconds / 3))
-train pr $((seconds / 2))
-[ -e "$state/eagle3.1.done" ] && [ -e "$state/pr.done" ] || { say "call again to go on training"; exit 0; }
+train pr $((seconds / 2)) "warm_start=$state/eagle3.1/drafter"
 evaluate eagle3.1 eagle3.1
 evaluate pr pr,pr:m=0
 say "all done"

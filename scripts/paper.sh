@@ -12,7 +12,8 @@ shift 3
 where=(--device "${DEVICE:-cuda}" --dtype "${DTYPE:-bfloat16}")
 read -ra train <<<"${TRAIN:-secondguess train}"
 config=$(cd "$(dirname "$0")/.." && pwd)/configs/paper.yaml
-balance=(balance=floor balance_weight=0.1) # the paper states neither its form nor its weight
+look=(carry=half shared_loss=both lens=false) # the paper's second look; the defaults are ours
+balance=(balance=floor balance_weight=0.1)    # the paper states neither its form nor its weight
 arms=()
 
 run() {
@@ -27,12 +28,12 @@ arm() { # NAME of `secondguess reproduce --arm`, then its settings
 }
 
 run mkdir -p "$out"
-run secondguess prepare "$target" "$prompts" --out "$out/answers.jsonl" "${where[@]}"
+run secondguess prepare "$target" "$prompts" --out "$out/answers.jsonl" --leave-out-overlap "${where[@]}"
 arm eagle3.1 method=eagle3.1
-arm pr method=pr "${balance[@]}"
-arm no-balance method=pr balance_weight=0
-arm no-self-query method=pr "${balance[@]}" query_slot=own_token
+arm pr method=pr "${look[@]}" "${balance[@]}"
+arm no-balance method=pr "${look[@]}" balance_weight=0
+arm no-self-query method=pr "${look[@]}" "${balance[@]}" query_slot=own_token
 arm two-layer method=eagle3.1 num_layers=2
 arm hass method=hass
-arm hass+pr method=hass+pr "${balance[@]}"
+arm hass+pr method=hass+pr "${look[@]}" "${balance[@]}"
 run secondguess reproduce all "$target" "${arms[@]}" --out "$out/report" "${where[@]}" "$@"

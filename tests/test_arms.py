@@ -55,6 +55,18 @@ def test_the_arms_that_come_along_are_settings_that_there_are(tmp_path: Path) ->
             assert parse_method(typed, TreeConfig()).name in (arm["method"], "pr")
 
 
+def test_arms_mean_what_they_say_whatever_the_defaults_are() -> None:
+    """Every arm with second looks names what the defaults were changed in since."""
+    arms = yaml.safe_load(CONFIG.read_text())["arms"]
+    looking = {name: arm for name, arm in arms.items() if "pr" in arm["method"]}
+    assert len(looking) > 10
+    assert all({"carry", "shared_loss", "lens"} <= arm.keys() for arm in looking.values())
+    assert arms["floor"] == arms["paper"] | {"balance_weight": 0.1}
+
+
+MINE = "train: {responses: r}\narms:\n  a: {method: eagle3.1}\n"
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -62,6 +74,10 @@ def test_the_arms_that_come_along_are_settings_that_there_are(tmp_path: Path) ->
         ("", "must have train and arms"),
         ("train: {target: t}\narms: {a: {}}", "arm a needs a method"),
         ("train: {target: t, responses: r}\narms: {a: {method: pr, bogus: 1}}", "unknown setting 'bogus'"),
+        (MINE + "  'b,c': {method: pr}", "arm b,c: a comma"),
+        (MINE + "  b: {method: pr, target: other}", "several targets (other, smollm2-135m)"),
+        (MINE + "  b: {method: pr, draft: 'pr:merg=max'}", "did you mean merge?"),
+        (MINE, "no task 'gsm9k'"),
     ],
 )
 def test_what_is_wrong_is_said_before_anything_is_trained(tmp_path: Path, text: str | None, said: str) -> None:
@@ -69,8 +85,11 @@ def test_what_is_wrong_is_said_before_anything_is_trained(tmp_path: Path, text: 
     if text is not None:
         path.write_text(text)
     done = subprocess.run(
-        [sys.executable, str(SCRIPT), str(path), str(tmp_path / "out")], capture_output=True, text=True
+        [sys.executable, str(SCRIPT), str(path), str(tmp_path / "out"), "--tasks", "gsm9k"],
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 2
+    assert not (tmp_path / "out").exists()
     assert said in done.stderr
     assert "Traceback" not in done.stderr

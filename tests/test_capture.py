@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from dead_pid import dead_pid
 from secondguess.capture import store as capture_store
@@ -98,7 +99,8 @@ def test_a_killed_capture_goes_on(tmp_path: Path, monkeypatch) -> None:
     with pytest.raises(RuntimeError):
         fill(store, Live(target, sequences), "tiny", kill)
     missing = store.missing
-    assert 0 < len(missing) < len(store.shards)
+    assert missing
+    assert store.shards
     (store.folder / f".states-00004.safetensors.{platform.node()}.{dead_pid()}.partial").write_bytes(b"half")
     again = plan_capture(target, sequences, tmp_path / "killed")
     done: list[int] = []
@@ -109,6 +111,59 @@ def test_a_killed_capture_goes_on(tmp_path: Path, monkeypatch) -> None:
     for i in range(len(sequences)):
         assert torch.equal(again[i].hidden_TKH, whole[i].hidden_TKH)
         assert torch.equal(again[i].best_T, whole[i].best_T)
+
+
+def test_data_that_has_grown_has_its_old_states(tmp_path: Path) -> None:
+    """Wherever the new sequences stand, and however many tokens a shard held."""
+    target, sequences = float32_target(), [r.input_ids for r in tiny_responses()]
+    old = capture(target, sequences[::2], tmp_path)
+    [shard] = old.shards
+    before = shard.read_bytes()
+    grown, done = plan_capture(target, [*sequences, sequences[5]], tmp_path), list[int]()
+    assert grown.folder == old.folder
+    assert grown.missing == [[*range(1, 24, 2)]], "what returns is made once"
+    fill(grown, Live(target, sequences), "tiny", done.append)
+    assert sum(done) == sum(map(len, sequences[1::2]))
+    assert not grown.missing
+    assert len(grown.shards) == 2
+    assert shard.read_bytes() == before
+    for i, theirs in enumerate(Live(target, sequences).read(range(24))):
+        assert torch.equal(grown[i].hidden_TKH, theirs.hidden_TKH)
+    assert torch.equal(grown[24].best_T, grown[5].best_T)
+
+
+@pytest.mark.parametrize("lost", [(), (1, 3)])
+def test_captures_of_the_form_before_are_read(tmp_path: Path, monkeypatch, lost: tuple[int, ...]) -> None:
+    """A folder for a list of sequences, shards by number, and nothing in them that says whose states they hold."""
+    monkeypatch.setattr(capture_store, "FORMER_SHARD_TOKENS", 40)
+    target, sequences = float32_target(), [r.input_ids for r in tiny_responses()]
+    folder = tmp_path / capture_store.former_name(target.fingerprint, sequences)
+    folder.mkdir()
+    shards = capture_store.plan_shards([*map(len, sequences)], 40)
+    assert len(shards) > 4
+    for number, shard in enumerate(shards):
+        states = Live(target, sequences).read(shard)
+        tensors = {"hidden": torch.cat([s.hidden_TKH for s in states]), "best": torch.cat([s.best_T for s in states])}
+        if number not in lost:
+            save_file(tensors, folder / f"states-{number:05d}.safetensors")
+    store = plan_capture(target, sequences, tmp_path)
+    assert [i for shard in store.missing for i in shard] == [i for number in lost for i in shards[number]]
+    fill(store, Live(target, sequences), "tiny", lambda n: None)
+    assert not store.missing
+    for i, theirs in enumerate(Live(target, sequences).read(range(24))):
+        assert torch.equal(store[i].hidden_TKH, theirs.hidden_TKH)
+        assert torch.equal(store[i].best_T, theirs.best_T)
+    assert plan_capture(target, sequences[:-1], tmp_path / "other").missing, (
+        "of another list it is not known what is where"
+    )
+
+
+def test_a_damaged_shard_is_named(tmp_path: Path) -> None:
+    target, sequences = float32_target(), [r.input_ids for r in tiny_responses()]
+    [shard] = capture(target, sequences, tmp_path).shards
+    shard.write_bytes(shard.read_bytes()[:9])
+    with pytest.raises(UserError, match=rf"{shard.name} is damaged .*remove it"):
+        _ = plan_capture(target, sequences, tmp_path).missing
 
 
 def test_states_made_on_the_way_are_those_of_the_shards(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import torch
 from secondguess.device import choose_device, upload
 from secondguess.errors import UserError
 from tiny_run import tiny_run
-from waits import Homeless
+from waits import Homeless, Waits
 
 SENT_ON = {"train/feed.py", "train/second.py"}  # made on the CPU, and sent to the device in the same line
 
@@ -22,6 +22,16 @@ def test_a_training_step_makes_nothing_on_the_cpu(settings: dict, tmp_path: Path
         trainer.train_step(trainer.training[:4])
         trainer.judge.losses(trainer.drafter, trainer.learner)
     assert {place.split(":")[0] for place in homeless.places} <= SENT_ON
+
+
+@pytest.mark.parametrize("settings", [{"method": "eagle3.1"}, {"method": "pr", "num_layers": 2}])
+def test_a_training_step_waits_for_the_device_a_few_times(settings: dict, tmp_path: Path) -> None:
+    """Where rows begin and end is asked once for all layers, at each level of each unroll step; sums stay there."""
+    trainer = tiny_run(tmp_path, "run", **settings)
+    with Waits() as waits:
+        trainer.train_step(trainer.training[:4])
+    levels = 2 if settings["method"] == "pr" else 1
+    assert len(waits.places) <= 5 + 2 * levels * trainer.config.unroll_steps, waits.places
 
 
 def test_devices_by_name(monkeypatch) -> None:

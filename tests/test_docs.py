@@ -137,8 +137,9 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     flags = {"fc_norm": True, "norm_output": True, "norm_before_fc": False, "norm_before_residual": False}
     write_foreign(folder / "path" / "to" / "eagle3-drafter", "eagle3", flags, vocab=257)
     rows = [{"id": str(i), "turns": [f"Say {i}."]} for i in range(1, 25)]
-    for path in ("my.jsonl", "prompts.jsonl", *(task.file for task in TASKS.values())):
+    for path in ("my.jsonl", *(task.file for task in TASKS.values())):
         (folder / path).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "prompts.jsonl").write_text("".join(json.dumps({"turns": [f"Ask {i}."]}) + "\n" for i in range(1, 25)))
     (folder / "prompts.txt").write_text("".join(row["turns"][0] + "\n" for row in rows))
     return folder
 

@@ -130,8 +130,8 @@ def test_the_files_are_those_of_our_engine(api: Api) -> None:
     llm = LLM("target", method="ar")
 
     def reply(body: Body) -> Body:
-        names = ("temperature", "top_k", "max_tokens", "seed")
-        params = SamplingParams(**{name: body[name] for name in names if name in body})
+        names = ("temperature", "top_p", "min_p", "repetition_penalty", "max_tokens", "seed")
+        params = SamplingParams(**{name: body[name] for name in names}, top_k=max(body["top_k"], 0))
         prompt_ids = llm.encode(body["messages"])
         [output] = llm.generate([prompt_ids], params)
         assert body["return_token_ids"] is True
@@ -143,6 +143,33 @@ def test_the_files_are_those_of_our_engine(api: Api) -> None:
     assert answers() == ours
     assert len(api.requests) == 9 + 3
     assert {(path, body["model"]) for path, body, _ in api.requests} == {("/v1/chat/completions", "tiny")}
+
+
+def test_the_server_s_own_sampling_defaults_are_not_asked_for(api: Api) -> None:
+    """What a generation_config.json says counts where a request says nothing."""
+    assert prepare("--endpoint", api.url, "--top-k", "7", "--temperature", "1") == 0
+    asked = [{name: body.get(name) for name in ("top_k", "min_p", "repetition_penalty")} for _, body, _ in api.requests]
+    assert asked[0] == {"top_k": 7, "min_p": 0, "repetition_penalty": 1}
+    assert {body["top_p"] for _, body, _ in api.requests} == {1}
+    Path("answers.jsonl").unlink()
+    api.requests.clear()
+    api.reply = lambda body: {"status": 400} if "min_p" in body else echo(body)
+    assert prepare("--endpoint", api.url, "--temperature", "0", "--batch-size", "1") == 0
+    assert api.requests[0][1]["top_k"] == -1
+    assert all("top_k" not in body and body["top_p"] == 1 for _, body, _ in api.requests[1:])
+
+
+def test_a_conversation_that_the_server_refuses_is_left_out(api: Api, capsys) -> None:
+    """Also when it is the first to be asked for; whoever refuses everything is another matter (below)."""
+    said = {"status": 400, "error": "maximum context length is 4096 tokens"}
+    api.reply = lambda body: said if "question 1" in str(body["messages"]) else echo(body)
+    assert prepare("--endpoint", api.url) == 0
+    assert set(answers()) == {"p0", "p2", "p3", "p3#2", "p4", "p5", "p5#2"}
+    shown = " ".join(capsys.readouterr().err.split())
+    assert "2 turns left out: no room for an answer" in shown
+    Path("prompts.jsonl").write_text('{"id": "p1", "turns": ["question 1"]}\n{"id": "p9", "turns": ["a longer one"]}\n')
+    assert prepare("--endpoint", api.url, "--batch-size", "1") == 0
+    assert "p9" in answers()
 
 
 def test_text_is_tokenised_and_ends_only_where_it_ended(api: Api) -> None:
@@ -191,6 +218,11 @@ def test_a_server_that_takes_no_unknown_fields_is_not_asked_for_ids_again(api: A
         (lambda body: b"<html>", 2, ["does not answer in JSON"]),
         (lambda body: b"[1]", 2, ["does not answer in JSON"]),
         (lambda body: echo(body) | {"prompt_token_ids": [7]}, 2, ["template mismatch: token 0 is", "on the server"]),
+        (
+            lambda body: echo(body) | {"usage": {"prompt_tokens": 99}},
+            2,
+            ["the prompt has", "here, and 99 on the server"],
+        ),
     ],
 )
 def test_what_cannot_go_on_is_one_line(reply, code, words, api: Api, capsys) -> None:

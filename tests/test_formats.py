@@ -621,7 +621,7 @@ def test_the_card_has_the_recorded_acceptance_length(here) -> None:
     path = Path("drafters/pr/config.json")
     config = json.loads(path.read_text())
     probe = {"acceptance_length": 2.25, "method": "pr", "budget": 24, "max_new_tokens": 32}
-    settings = {"responses": "/home/me/answers.jsonl", "out": "run", "method": "pr", "carry": "off", "lr": 1e-3}
+    settings = {"responses": "/home/me/answers.jsonl", "out": "run", "method": "pr", "carry": "half", "lr": 1e-3}
     training = {"num_responses": 1399, "steps": 700, "seconds": 1210.0, "settings": settings}
     config["secondguess"] |= {"probe": probe, "training": training}
     path.write_text(json.dumps(config))
@@ -631,7 +631,7 @@ def test_the_card_has_the_recorded_acceptance_length(here) -> None:
     assert "1399 answers of the target itself for 700 steps, 20 minutes" in card
     assert "/home/me" not in card
     again = yaml.safe_load(card.partition("```yaml")[2].partition("```")[0])
-    assert again == {"method": "pr", "carry": "off", "lr": 1e-3}
+    assert again == {"method": "pr", "carry": "half"}, "the learning rate is the usual one"
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from secondguess.cli import parser_of
+from secondguess.train.config import load_config
 from tiny_folder import save_tiny
 
 SCRIPT = Path(__file__).parent.parent / "scripts" / "gpu_pipeline.sh"
@@ -50,6 +52,31 @@ def test_a_target_that_comes_in_pieces(folder: Path) -> None:
     assert "target: 1000 bytes" in second.stdout
     assert (folder / "state" / "target.gguf").read_bytes() == data
     assert second.returncode == 2  # it is no model
+
+
+STUB = """#!/bin/sh
+printf '%s\\t' "$@" >> {called}
+echo >> {called}
+"""
+
+
+def test_every_command_of_it_is_one_that_there_is(folder: Path) -> None:
+    """With a Python that does nothing but tell what it was asked to do."""
+    called, stub = folder / "called", folder / "python"
+    stub.write_text(STUB.format(called=called))
+    stub.chmod(0o755)
+    done = call(folder, PYTHON=str(stub), TARGET="target", TRAIN="")
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = [line.rstrip("\t").split("\t") for line in called.read_text().splitlines()]
+    runs = [argv[2:] for argv in lines if argv[:2] == ["-m", "secondguess"]]
+    assert [name for name, *_ in runs] == ["prepare", "train", "train", "eval", "eval"]
+    for name, *argv in runs:
+        parser_of(name)[0].parse(argv)
+    eagle, pr = (load_config(Path(argv[2]), argv[3:]) for argv in runs if argv[0] == "train")
+    assert (eagle.method, eagle.warm_start) == ("eagle3.1", "none")
+    assert (pr.method, pr.warm_start) == ("pr", f"{folder}/state/eagle3.1/drafter")
+    assert eagle.responses == pr.responses == f"{folder}/state/answers.jsonl"
+    assert {eagle.epochs, pr.epochs} == {6}
 
 
 @pytest.mark.slow

@@ -11,16 +11,20 @@ from secondguess.testing import tiny_drafter, tiny_target
 from secondguess.train.batch import trained_rows
 from secondguess.train.config import TrainConfig
 from secondguess.train.learner import Diverged, Learner
-from secondguess.train.objective import Tally
 from secondguess.train.second import Reconsider
+from secondguess.train.tally import Tally
 from tiny_run import tiny_run
 from two_processes import in_float64
 from unrolling import objective, random_batch
 
 
 def gradients(learner: Learner, batches: list[list[int]]) -> tuple[float, Tally, dict[str, torch.Tensor]]:
-    loss, tally = learner.gradients(0, batches)
-    return loss, tally, {name: p.grad.clone() for name, p in learner.drafter.named_parameters() if p.grad is not None}
+    loss, sums_TF = learner.gradients(0, batches)
+    return (
+        loss.item(),
+        Tally.of(sums_TF),
+        {name: p.grad.clone() for name, p in learner.drafter.named_parameters() if p.grad is not None},
+    )
 
 
 @pytest.mark.parametrize(
@@ -55,8 +59,8 @@ def test_rows_are_counted_as_they_are_trained() -> None:
     batch = random_batch(target, drafter, lengths=(9, 4, 7), starts=(3, 1, 5))
     config = TrainConfig(responses="-", out="-", unroll_steps=6)
     _, tally = objective(drafter, batch, config, Reconsider(rho=0.5, attach=1.0, carry="half", seed=0))
-    assert trained_rows(batch, 6) == [*map(int, tally.rows), *[0] * (6 - len(tally.rows))]
-    assert trained_rows(replace(batch, best_T=torch.zeros_like(batch.best_T)), 6) == [8, 5, 3, 2, 1, 0]
+    assert trained_rows(batch, 6).tolist() == [*map(int, tally.rows), *[0] * (6 - len(tally.rows))]
+    assert trained_rows(replace(batch, best_T=torch.zeros_like(batch.best_T)), 6).tolist() == [8, 5, 3, 2, 1, 0]
 
 
 def test_a_gradient_that_is_no_number_stops_the_run(tmp_path) -> None:
@@ -74,6 +78,32 @@ def test_a_gradient_that_is_no_number_stops_the_run(tmp_path) -> None:
     resumed = tiny_run(tmp_path, "run", method="pr")
     assert resumed.step == 3
     assert not resumed.drafter.self_query.isnan().any()
+
+
+@pytest.mark.parametrize("whose", ["shared", "own"])
+def test_a_gradient_of_either_level_that_is_no_number_moves_nothing(tmp_path, monkeypatch, whose) -> None:
+    trainer = tiny_run(tmp_path, "run", method="pr", shared_loss="level0")
+    before = {name: p.detach().clone() for name, p in trainer.drafter.named_parameters()}
+    learner, backward = trainer.learner, trainer.learner.backward
+
+    def spoilt(level0: torch.Tensor, level1: torch.Tensor) -> None:
+        backward(level0, level1)
+        getattr(learner, whose)[0].grad.fill_(float("nan"))
+
+    monkeypatch.setattr(learner, "backward", spoilt)
+    said = "gradient of level 1 is nan at step 1" if whose == "own" else "gradient is nan at step 1"
+    with pytest.raises(Diverged, match=said):
+        trainer.run()
+    for name, p in trainer.drafter.named_parameters():
+        assert torch.equal(p, before[name]), name
+
+
+def test_both_gradient_norms_are_logged(tmp_path) -> None:
+    trainer = tiny_run(tmp_path, "run", method="pr", shared_loss="level0", epochs=1)
+    trainer.run()
+    [line] = trainer.folder.log_lines()
+    assert 0 < line["level1_grad_norm"] <= line["largest_level1_grad_norm"]
+    assert line["level1_grad_norm"] != line["grad_norm"]
 
 
 @pytest.mark.parametrize("lens", [False, True])

@@ -149,7 +149,7 @@ def exported_as_trained(folder: Path, target: HFTarget, out: Path) -> None:
         assert (config if form == "speculators" else config["eagle_config"])[TAPS] == [*OWN]
         assert (out / form / "reconsider" / "query.safetensors").exists()
         source = Source(without_block(out / form), target, parse_given(["layer_ids=inputs"]))
-        assert read_foreign(source).drafter.config == replace(drafter.config, second_look=None)
+        assert read_foreign(source).drafter.config == replace(drafter.config, second_look=None, lens=False)
 
 
 def test_second_looks_are_added_to_a_drafter_that_stays(tmp_path: Path) -> None:

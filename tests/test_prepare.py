@@ -17,14 +17,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
+from secondguess.bench.tasks import TASKS
 from secondguess.cli import main
 from secondguess.commands.show_answers import paint
 from secondguess.errors import UserError
 from secondguess.llm import LLM
 from secondguess.prepare.answers import AnswerFile, Recipe
 from secondguess.prepare.chat import Chat
-from secondguess.prepare.compact import read_answers
-from secondguess.prepare.overlap import Index
+from secondguess.prepare.compact import Answer, read_answers, write_answers
+from secondguess.prepare.overlap import Index, words
 from secondguess.prepare.prompts import Conversation, parse, read_conversations
 from secondguess.prepare.selection import WINDOW, arrange, length
 from secondguess.train.data import Response, read_responses
@@ -130,8 +131,20 @@ def test_overlap_is_of_thirteen_words_or_of_a_short_text_as_a_whole() -> None:
     assert Index(["?!"]).shared("...") is None
 
 
+def test_words_of_any_script() -> None:
+    assert words("Stra\u00dfe, has_close 12\uff17: \u041f\u0440\u0438\u0432\u0435\u0442!") == [
+        "strasse", "has", "close", "127", "\u043f\u0440\u0438\u0432\u0435\u0442",
+    ]  # fmt: skip
+    assert words("\u4f60\u597d\uff0cABC \u3053\u3093") == ["\u4f60", "\u597d", "abc", "\u3053", "\u3093"]
+    assert words("\ud55c\uad6d\uc5b4 \ubb38\uc7a5") == ["\ud55c\uad6d\uc5b4", "\ubb38\uc7a5"]
+    text = "".join(chr(0x4E00 + i) for i in range(20))
+    assert Index([text]).shared(f"\u3001{text[5:18]}\u3002") == " ".join(text[5:18])
+    assert Index([text]).shared(text[5:17]) is None, "twelve are too few"
+
+
 @pytest.fixture
 def prepare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("SECONDGUESS_DATA", raising=False)
     save_tiny(tmp_path)
     monkeypatch.chdir(tmp_path)
     rows = [{"id": f"p{i}", "turns": [f"question {i}", "and then?"][: 1 + i % 2]} for i in range(6)]
@@ -212,7 +225,9 @@ def test_a_system_prompt_is_for_those_without(prepare) -> None:
             "prompt p2 shares 'question 2' with a benchmark: give --leave-out-overlap",
         ),
         (["--refuse-overlap", "gsm9k"], "did you mean gsm8k?"),
+        (["--allow-overlap", "--leave-out-overlap"], "--allow-overlap compares nothing"),
         (["--given", "prompts.jsonl"], "prompts.jsonl holds no answers"),
+        (["--only-given"], "--only-given needs --given"),
         (["--endpoint", "localhost:8000/v1"], "--endpoint must be a URL like http://localhost:8000/v1, got localhost"),
         (["--endpoint", "http://a/v1", "--dtype", "float32"], "--dtype is for a target that is loaded here"),
         (["--model", "tiny"], "--model is the target's name at an --endpoint"),
@@ -233,6 +248,22 @@ def test_overlap_may_be_left_out(prepare) -> None:
     Path("task.jsonl").write_text('{"id": "t", "turns": ["Question 2."]}\n')
     assert prepare("--refuse-overlap", "task.jsonl", "--leave-out-overlap") == 0
     assert {id_ for id_ in answers() if "#" not in id_} == {"p0", "p1", "p3", "p4", "p5"}
+
+
+def test_prompts_are_compared_with_the_tasks_that_are_here(prepare, monkeypatch, capsys) -> None:
+    assert prepare() == 0
+    assert "prompts are compared with no benchmark: point --data-dir or" in capsys.readouterr().err
+    Path("answers.jsonl").unlink()
+    Path("bench").mkdir()
+    Path("bench", TASKS["mt_bench"].file).write_text('{"id": "t", "turns": ["Question 2."]}\n')
+    assert prepare("--data-dir", "bench") == 2
+    monkeypatch.setenv("SECONDGUESS_DATA", "bench")
+    assert prepare() == 2
+    assert "prompt p2 shares 'question 2' with a benchmark" in capsys.readouterr().err.splitlines()[-1]
+    assert not Path("answers.jsonl").exists()
+    assert prepare("--allow-overlap") == 0
+    assert "compared" not in capsys.readouterr().err
+    assert "p2" in answers()
 
 
 def test_the_limit_is_evenly_spaced(prepare) -> None:
@@ -266,12 +297,65 @@ def test_an_answer_to_another_prompt_is_noticed(reused, prepare, capsys) -> None
     assert "tokens, and now it has" in capsys.readouterr().err.splitlines()[-1]
 
 
+@pytest.mark.parametrize("reused", [[], ["--given", "small.safetensors"]])
+def test_an_answer_to_another_prompt_of_the_same_length_is_noticed(reused, prepare, capsys) -> None:
+    assert prepare("--compact", "small.safetensors") == 0
+    if reused:
+        Path("answers.jsonl").unlink()
+    before = Path("prompts.jsonl").read_text()
+    Path("prompts.jsonl").write_text(before.replace("question 4", "questiom 4"))
+    assert prepare(*reused) == 2
+    assert "p4 was answered when its prompt had other tokens" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_file_has_the_answers_of_one_target(prepare, capsys) -> None:
+    assert prepare() == 0
+    path = Path("answers.made.json")
+    made = json.loads(path.read_text())
+    assert made["sessions"][0]["seed"] == 0
+    path.write_text(json.dumps(made | {"target": "theirs", "fingerprint": "0" * 16}))
+    assert prepare() == 2
+    assert "answers.jsonl holds answers of another target, theirs" in capsys.readouterr().err.splitlines()[-1]
+    path.unlink()  # as beside a file of an earlier version
+    assert prepare() == 0
+    assert json.loads(path.read_text()) == made
+
+
+def test_answers_that_were_drawn_otherwise_stay_and_are_told_of(prepare, capsys) -> None:
+    assert prepare() == 0
+    before = Path("answers.jsonl").read_text()
+    assert prepare("--seed", "1") == 0
+    assert Path("answers.jsonl").read_text() == before
+    assert "9 answers that are there were drawn with seed 0: they stay" in " ".join(capsys.readouterr().err.split())
+    assert [session["seed"] for session in json.loads(Path("answers.made.json").read_text())["sessions"]] == [0, 1]
+
+
+def test_answers_of_several_files_and_no_others(prepare, capsys) -> None:
+    assert prepare() == 0
+    whole = answers()
+    with AnswerFile(Path("answers.jsonl")) as file:
+        found = file.answers
+    other = Answer("p0", 0.5, None, (7, 7), found["p0"].prompt_len, found["p0"].prompt_digest)
+    write_answers(Path("a.safetensors"), [found["p0"], found["p1"]])
+    write_answers(Path("b.safetensors"), [other, found["p4"]])
+    Path("answers.jsonl").unlink()
+    assert prepare("--given", "a.safetensors", "--given", "b.safetensors", "--only-given") == 0
+    assert answers() == {id_: whole[id_] for id_ in ("p0", "p1", "p4")}
+    assert "6 turns left out: --given has no answer" in " ".join(capsys.readouterr().err.split())
+
+
+def test_tokens_of_large_vocabularies_are_kept(tmp_path: Path) -> None:
+    kept = [Answer("a", 0.0, 1, (5, 70_000, 2**31), 3, "0" * 16), Answer("b", 1.0, None, (6,), None, None)]
+    write_answers(tmp_path / "wide.safetensors", kept)
+    assert list(read_answers(tmp_path / "wide.safetensors").values()) == kept
+
+
 def test_compact_answers_without_prompt_lengths_are_still_read(tmp_path: Path) -> None:
     index = json.dumps([["a", 0.0, 1, 2], ["b", 1.0, 2, 1]])
     save_file({"tokens": torch.tensor([5, 6, 7]).to(torch.uint16)}, tmp_path / "old.safetensors", {"answers": index})
     found = read_answers(tmp_path / "old.safetensors")
     assert [(a.tokens, a.prompt_len) for a in found.values()] == [((5, 6), None), ((7,), None)]
-    found["a"].check_prompt(17)
+    found["a"].check_prompt((1,) * 17)
 
 
 def test_what_fits_no_more_is_left_out_with_all_that_follows(prepare, capsys) -> None:

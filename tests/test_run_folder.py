@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import platform
 import random
 import subprocess
@@ -75,6 +76,43 @@ def test_two_processes_cannot_write_one_run(tmp_path: Path) -> None:
     assert not run.folder.log_path.exists()
     run.run()
     assert run.folder.drafter.exists()
+
+
+def test_every_session_leaves_its_record(tmp_path: Path) -> None:
+    def stop(step: int, loss: float) -> None:
+        if step == 4:
+            raise RuntimeError
+
+    run = tiny_run(tmp_path, "run")
+    with pytest.raises(RuntimeError):
+        run.run(stop)
+    resumed = tiny_run(tmp_path, "run")
+    resumed.record = {"revision": "later", "command": "secret"}
+    resumed.run()
+    assert resumed.folder.records() == [{"from_step": 0}, {"from_step": 3, **resumed.record}]
+    notes = json.loads((resumed.folder.drafter / "config.json").read_text())["secondguess"]["training"]
+    assert notes["sessions"] == [{"from_step": 0}, {"from_step": 3, "revision": "later"}]
+
+
+def test_a_finished_run_is_left_as_it_is(tmp_path: Path) -> None:
+    run = tiny_run(tmp_path, "run", epochs=1)
+    assert not run.finished
+    run.run()
+    before = {path: path.read_bytes() for path in run.folder.path.rglob("*") if path.is_file()}
+    again = tiny_run(tmp_path, "run", epochs=1)
+    assert again.finished
+    again.record = {"revision": "later"}
+    again.run()
+    assert {path: path.read_bytes() for path in run.folder.path.rglob("*") if path.is_file()} == before
+    (run.folder.drafter / "config.json").unlink()
+    half = tiny_run(tmp_path, "run", epochs=1)
+    half.run()
+    assert half.finished
+
+
+def test_places_and_how_often_it_is_looked_at_make_no_other_run(tmp_path: Path) -> None:
+    tiny_run(tmp_path, "run", epochs=1).run()
+    assert tiny_run(tmp_path, "run", epochs=1, responses="moved.jsonl", eval_every=7, save_every=9).finished
 
 
 def test_what_a_killed_writer_left_is_removed(tmp_path: Path) -> None:

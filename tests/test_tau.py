@@ -96,4 +96,4 @@ def test_greedy_responses_are_replayed_where_temperatures_are_known() -> None:
 
     assert pick_replayed(made(0, 1, 0.0, None, 0), [0, 1, 2, 3], 9) == [0, 2]
     assert pick_replayed(made(*[None] * 8), range(8), 3) == [0, 2, 5]
-    assert pick_replayed(made(1, 1), [0, 1], 3) == []
+    assert pick_replayed(made(1, 1), [0, 1], 3) == [0, 1], "none is greedy, but tau is still wanted"

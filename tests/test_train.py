@@ -96,6 +96,18 @@ def test_answers_of_one_token_are_left_out_and_counted(tmp_path) -> None:
     assert said == ["1 of 2 responses left out: answers of one token train nothing"]
 
 
+def test_of_responses_with_one_id_the_first_counts(tmp_path) -> None:
+    path, said = tmp_path / "r.jsonl", []
+    rows = [{"id": f"r{i % 30}", "prompt_len": 1, "input_ids": [1, 2, i]} for i in range(40)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    responses = read_responses(path, 64, said.append)
+    assert said == ["10 of 40 responses left out: an earlier one has their id"]
+    training, held_out = split_held_out(responses, 0.2)
+    assert held_out
+    assert sorted(training + held_out) == list(range(30))
+    assert training == sorted(training)
+
+
 def test_config_rejects_what_it_does_not_know(tmp_path) -> None:
     path = tmp_path / "run.yaml"
     path.write_text("responses: r.jsonl\nout: runs/x\nlr: 1e-3\n")
@@ -121,7 +133,7 @@ def test_config_rejects_what_it_does_not_know(tmp_path) -> None:
     ("overrides", "match"),
     [
         ("method=eagle3.1 rho=0.5 query_slot=own_token", "rho, query_slot would change nothing: eagle3.1 has no"),
-        ("method=hass carry=off", "carry would change nothing: hass has no level 1"),
+        ("method=hass carry=all", "carry would change nothing: hass has no level 1"),
         ("method=hass+pr rho=0", r"rho must be above 0 for hass\+pr"),
         ("method=pr top_k=5", "top_k would change nothing: pr has no loss on the most probable tokens"),
         ("method=hass top_k=50 draft_vocab_size=32", r"top_k must be at most draft_vocab_size \(32\), got 50"),
@@ -140,6 +152,33 @@ def test_settings_that_make_no_sense_together_are_refused(overrides: str, match:
     with pytest.raises(UserError, match=match) as caught:
         load_config(None, ["responses=r", "out=o", *overrides.split()])
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "who"),
+    [
+        ("", "level0"),
+        ("method=hass+pr", "level0"),
+        ("warm_start=eagle3.1", "level0"),
+        ("carry=half", "both"),
+        ("attach=0.5", "both"),
+        ("balance_weight=0.1", "both"),
+        ("parallel=shard", "both"),
+        ("query_slot=own_token lens=false", "both"),
+        ("query_slot=own_token", "level0"),
+        ("shared_loss=both", "both"),
+        ("method=eagle3.1", "both"),
+        ("method=eagle3.1 parallel=shard", "both"),
+        ("method=hass carry=half lens=false shared_loss=both", "both"),  # as files of earlier runs have it
+    ],
+)
+def test_what_worked_before_there_were_better_defaults_works(overrides: str, who: str) -> None:
+    config = load_config(None, ["responses=r", "out=o", *overrides.split()])
+    assert config.taught_by == who
+    assert config.decisive.get("shared_loss", "both") == who
+    assert ("lens" in config.decisive) == config.recipe.level1
+    again = {name: value for name, value in config.decisive.items() if name != "parallel" or value != "shard"}
+    assert TrainConfig(**again).taught_by == who, "what auto came to says it as well"
 
 
 def test_yaml_reads_off_as_false_but_carry_does_not() -> None:
@@ -174,7 +213,7 @@ def test_a_printed_config_reads_back(tmp_path) -> None:
 def test_settings_are_listed_with_choices_and_defaults() -> None:
     listed = list_settings()
     assert all(f"  {field.name} " in listed for field in fields(TrainConfig))
-    assert "(half, merge, off, all); default: half" in listed
+    assert "(half, merge, off, all); default: off" in listed
 
 
 # -- runs ------------------------------------------------------------------------------------------------------------
@@ -276,12 +315,14 @@ def test_capture_keeps_what_it_has(tmp_path) -> None:
     sequences = [(1, 2, 3, 4), (5, 6), (7, 8, 9)]
     done: list[int] = []
     store = plan_capture(target, sequences, tmp_path / "captures")
-    assert store.missing == [0]
+    assert store.missing == [[0, 1, 2]]
     assert not store.folder.exists()
     fill(store, Live(target, sequences), "tiny", done.append)
-    stamp = store.path(0).stat().st_mtime_ns
+    [shard] = store.shards
+    stamp = shard.stat().st_mtime_ns
     again = capture(target, sequences, tmp_path / "captures")
-    assert again.path(0).stat().st_mtime_ns == stamp
+    assert again.shards == [shard]
+    assert shard.stat().st_mtime_ns == stamp
     assert sum(done) == 9
     full = store[2].hidden_TKH
     assert full.shape == (3, 4, 32)

@@ -54,9 +54,10 @@ def test_train_then_generate(settings, tiny: Path, tmp_path: Path, capsys) -> No
     assert result["rows"][0]["step"] == 3
     assert result["rows"][-1]["step"] == result["rows"][-1]["of"]
     run = tmp_path / "run"
-    assert json.loads((run / "record.json").read_text()) == result["record"]
+    assert json.loads((run / "record.json").read_text()) == [{"from_step": 0, **result["record"]}]
     training = json.loads((run / "drafter" / "config.json").read_text())["secondguess"]["training"]
-    assert training["settings"]["responses"] == str(tmp_path / "responses.jsonl")
+    assert training["settings"]["shared_loss"] == "level0", "what auto came to"
+    assert "responses" not in training["settings"], "a place"
     assert training["num_responses"] < 20
     assert {path.name for path in run.iterdir()} == {
         ".lock", "run.yaml", "record.json", "log.jsonl", "curves.png", "resume.pt", "drafter-latest", "drafter"

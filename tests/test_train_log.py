@@ -21,8 +21,9 @@ from secondguess.train.config import TrainConfig
 from secondguess.train.flops import forward_flops, matmul_peak, step_flops
 from secondguess.train.flops import unrolled as rows_and_keys
 from secondguess.train.learner import Done
+from secondguess.train.memory import Memory
 from secondguess.train.meter import Window
-from secondguess.train.objective import Tally
+from secondguess.train.tally import Tally
 from secondguess.train.track import Hosted, check_tracker, open_tracker, scalars
 from tiny_run import tiny_config
 from unrolling import EVERY_ROW, random_batch, unrolled
@@ -55,7 +56,7 @@ def test_flops_of_the_worked_example() -> None:
 def test_flops_are_those_that_torch_counts(rho: float, num_layers: int) -> None:
     target = tiny_target("llama")
     drafter = tiny_drafter(target, num_layers=num_layers)
-    batch = random_batch(target, drafter, lengths=(9, 5), starts=(3, 2))
+    batch = random_batch(target, drafter, lengths=(9, 5), starts=(3, 2), offered=1)
     with FlopCounterMode(display=False) as counter:
         unrolled(drafter, batch, 4, EVERY_ROW if rho else None)
     drafting = sum(sum(forward_flops(drafter.config, n, start, 4, rho)) for n, start in ((9, 3), (5, 2)))
@@ -75,17 +76,36 @@ def test_a_window_sums_steps_and_survives_its_state() -> None:
     window = Window()
     for norm in (1.0, 3.0):
         tally = Tally([6.0, 4.0], [12.0, 6.0], [3.0, 1.0], [6.0, 4.0], [6.0, 4.0], [3.0, 1.0], [0.0, 0.0], [0.0, 0.0])
-        window.add(Done(1.0, norm, tally), seconds=2.0, flops=50.0)
-    window = Window.of(window.state())
+        window.add(Done(tally.sums(5), 6.0, 1.0, norm, 2 * norm), seconds=2.0, flops=50.0)
+        window = Window.of(window.state(), 5)
     summary = window.summary()
     assert (summary["grad_norm"], summary["largest_grad_norm"]) == (2.0, 3.0)
+    assert (summary["level1_grad_norm"], summary["largest_level1_grad_norm"]) == (4.0, 6.0)
     assert (summary["tokens"], summary["rows"]) == (12, 20)
     assert summary["train"]["loss0"] == [2.0, 1.5]
-    speed = window.speed(peak=100.0, device=torch.device("cpu"))
+    speed = window.speed(peak=100.0)
     assert speed["tokens_per_second"] == 3
     assert speed["rows_per_second"] == 10
     assert speed["share_of_peak"] == 0.25
-    assert 0.01 < speed["peak_memory_gb"] < 1000
+
+
+def test_sums_are_those_of_their_tally() -> None:
+    """Unroll steps that no row came to are left out, numbers that a method has not are 0."""
+    tally = Tally(rows=[2.0, 0.0, 1.0], loss0=[1.0, 0.0, 3.0], right0=[1.0, 0.0, 1.0])
+    assert Tally.of(tally.sums(4) + tally.sums(4)).summary() == {"loss0": [0.5, 0.0, 3.0], "top1_0": [0.5, 0.0, 1.0]}
+    assert Tally.of(Tally().sums(3)) == Tally()
+
+
+def test_the_memory_of_a_step_is_not_the_process_s() -> None:
+    memory = Memory(torch.device("cpu"))
+    before = torch.ones(25_000_000)  # 100 MB
+    for size in (1, 15_000_000, 1):
+        with memory.of_a_step():
+            torch.ones(size)
+    after = torch.ones(50_000_000)
+    found = memory.summary()
+    assert 0.03 < found["step_memory_gb"] < 0.15
+    assert found["peak_memory_gb"] > found["step_memory_gb"] + 4e-9 * (len(before) + len(after))
 
 
 LINE = {

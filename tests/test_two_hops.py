@@ -1,19 +1,31 @@
 """A task that one pass of M cannot hold and a second look must: a look-up whose key is the result of another one.
 
-Two tables lie in the context, a row per entry (key: the tapped state, value: the token). The first one sends symbols x
-to symbols u, the second one u to answers y. A draft row reads x and its tapped state asks for y, two hops away. M has
-one attention layer, so one pass compares x, and nothing else, with all keys at once. That gives u. The row that has y
-is the one whose key is u, and
+Two tables lie in the context, a row per entry (key: the tapped state, value: the token). The first one, F, sends
+symbols x to symbols u, the second one, S, u to answers y. A draft row reads x and its tapped state asks for
+y = S(F(x)), two hops away. M has one attention head here and its feed-forward part is kept at zero. Then one pass is
+right for three of four pairs of tables at most, whatever its weights:
 
-    E[attention of a level-0 head to that row] <= 1 / NUM,   whatever the weights of M,
+    The head's scores depend on the row and on the key that it looks at, so its weights are exp(score) / Z with a sum Z
+    over all keys. Before the last norm, Z times what it yields is the residual, which knows x, times Z, plus the sum
+    over all keys of exp(score) times value. Z and that sum have a part that knows x and F and a part that knows x and
+    S. The norm and Z are positive factors, which change no order of logits. So up to a factor the logit of y is
+    a(y, F) + b(y, S), for this x and these places of the rows.
 
-for a score depends on the two rows it compares alone, and the first table is drawn independently of the second one:
-given all that the scores of the second table's NUM rows are made of, each of them is equally likely to be the one.
-(Attending to the whole table says nothing either: every answer occurs in it once.) Guessing among the answers is right
-once in NUM. Level 1 starts from a feature that holds u: one more look-up and it has y.
+    Let F(x) = u, and F' say u' instead; let S(u) = y and S(u') = y', and S' have the two exchanged. Being right means
+
+        F,  S    a(y, F)   + b(y, S)    > a(y', F)  + b(y', S)
+        F', S    a(y', F') + b(y', S)   > a(y, F')  + b(y, S)
+        F,  S'   a(y', F)  + b(y', S')  > a(y, F)   + b(y, S')
+        F', S'   a(y, F')  + b(y, S')   > a(y', F') + b(y', S')
+
+    and the left sides have the same sum as the right sides, so one of the four is wrong.
+
+(With several heads, each has a Z of its own, and with the feed-forward part there are products: then it can be done.)
+Level 1 starts from a feature that holds u: one more look-up and it has y, with the same head and no feed-forward part.
 
 Rows that need one hop are trained, too, or the first hop would be of no use before the second one is there, and the
-second none before the first: from x to u, and from a u that was tapped to y.
+second none before the first: from x to u, and from a u that was tapped to y. And level 1 weighs ten times as much as
+level 0, which has no use of its own for u where y is asked for, and with one head would not look for it.
 """
 
 from __future__ import annotations
@@ -25,34 +37,39 @@ from secondguess.config import DrafterConfig, SecondLook
 from secondguess.drafter.model import Drafter, initialise
 from secondguess.train.batch import Batch
 from secondguess.train.config import TrainConfig
-from secondguess.train.objective import reconsider_of
-from secondguess.train.tally import Tally
+from secondguess.train.objective import objectives, reconsider_of
+from secondguess.train.tally import Tally, nothing
 from unrolling import objective
 
-NUM = 8  # entries of each table
+NUM = 4  # entries of each table
 X, U, Y = 0, NUM, 2 * NUM  # first token of each kind of symbol
 ASK_U, ASK_Y, NO_X, BLANK, VOCAB = range(3 * NUM, 3 * NUM + 5)
 HIDDEN = 64
 QUERIES = 24  # drafts per sequence
 SEQUENCES = 8
-STEPS = 400
+STEPS = 500
+PROVEN = 0.75  # more is beyond one pass
 
 # How often queries ask for u, for y after a tapped u, and for y after two hops.
 Shares = tuple[float, float, float]
 ALL, ONE_HOP, TWO_HOPS = (1.0, 1.0, 1.0), (1.0, 1.0, 0.0), (0.0, 0.0, 1.0)
 
-CONFIG = TrainConfig(responses="-", out="-", draft_vocab_size=VOCAB, unroll_steps=1, carry="off", lr=3e-3)
+CONFIG = TrainConfig(
+    responses="-", out="-", draft_vocab_size=VOCAB, unroll_steps=1, carry="off", shared_loss="both", lr=3e-3,
+    level1_weight=10.0,
+)  # fmt: skip
 
 
 def new_drafter() -> Drafter:
     shape = DrafterConfig(
-        hidden_size=HIDDEN, intermediate_size=128, num_attention_heads=4, num_key_value_heads=4, head_dim=16,
+        hidden_size=HIDDEN, intermediate_size=8, num_attention_heads=1, num_key_value_heads=1, head_dim=64,
         vocab_size=VOCAB, draft_vocab_size=VOCAB, target_hidden_size=HIDDEN, target_num_layers=8,
         second_look=SecondLook(),
     )  # fmt: skip
     embedding = torch.randn(VOCAB, HIDDEN, generator=torch.Generator().manual_seed(0))
     drafter = Drafter(shape, embedding, torch.arange(VOCAB))
     initialise(drafter, 0.1 * embedding, torch.ones(HIDDEN), seed=0)
+    torch.nn.init.zeros_(drafter.midlayer.mlp.down_proj.weight).requires_grad_(False)
     return drafter
 
 
@@ -110,11 +127,11 @@ def train(drafter: Drafter) -> None:
 
 def top1(drafter: Drafter, shares: Shares) -> tuple[float, float]:
     """How often each level is right on new sequences."""
-    tally, g = Tally(), torch.Generator().manual_seed(2)
+    sums_TF, g = nothing(1), torch.Generator().manual_seed(2)
     with torch.no_grad():
         for _ in range(10):
-            tally.add(objective(drafter, batch_of(drafter, g, shares), CONFIG, reconsider_of(CONFIG, 0))[1])
-    summary = tally.summary()
+            sums_TF += objectives(drafter, batch_of(drafter, g, shares), CONFIG, reconsider_of(CONFIG, 0))[2]
+    summary = Tally.of(sums_TF).summary()
     return summary["top1_0"][0], summary["top1_1"][0]
 
 
@@ -131,5 +148,5 @@ def test_one_hop_is_found_at_first_sight(trained: Drafter) -> None:
 
 def test_two_hops_are_found_by_the_second_look_alone(trained: Drafter) -> None:
     level0, level1 = top1(trained, TWO_HOPS)
-    assert level1 > 0.9
-    assert level0 < 3 / NUM
+    assert not trained.midlayer.mlp.down_proj.weight.any()
+    assert level0 < 2 / NUM < PROVEN < 0.9 < level1

@@ -26,9 +26,9 @@ def checkpoints(tmp_path):
 
 
 def test_weights_and_vocabulary_are_the_checkpoints(checkpoints) -> None:
-    target, new = float32_target(), tiny_run(checkpoints, "new", method="pr")
+    target, new = float32_target(), tiny_run(checkpoints, "new", method="pr", lens=False)
     saved = load_drafter(checkpoints / "eagle3.1", target.embedding, target.spec.num_layers)
-    run = tiny_run(checkpoints, "run", method="pr", warm_start=str(checkpoints / "eagle3.1"))
+    run = tiny_run(checkpoints, "run", method="pr", warm_start=str(checkpoints / "eagle3.1"), lens=False)
     ours = dict(run.drafter.named_parameters())
     assert torch.equal(ours.pop("self_query"), new.drafter.self_query)
     theirs = dict(saved.named_parameters())
@@ -126,10 +126,11 @@ def test_second_looks_can_be_added_to_weights_that_stay(checkpoints) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"shared_loss": "level0"}, "needs carry=off"),
+        ({"shared_loss": "level0", "carry": "half"}, "needs carry=off"),
+        ({"shared_loss": "level0", "query_slot": "own_token", "lens": False}, "leaves nothing to train of level 1"),
         ({"shared_loss": "none"}, "needs warm_start"),
-        ({"shared_loss": "none", "warm_start": "pr", "query_slot": "own_token"}, "leaves nothing to train"),
-        ({"shared_loss": "none", "warm_start": "pr", "carry": "off", "level1_weight": 0.0}, "trains nothing"),
+        ({"shared_loss": "none", "warm_start": "pr", "query_slot": "own_token", "lens": False}, "leaves nothing"),
+        ({"shared_loss": "none", "warm_start": "pr", "level1_weight": 0.0}, "trains nothing"),
         ({"shared_loss": "level0", "carry": "off", "attach": 0.5}, "attach would change nothing"),
         ({"shared_loss": "level0", "carry": "off", "balance_weight": 0.5}, "balance_weight would change nothing"),
         ({"shared_loss": "level0", "carry": "off", "parallel": "shard"}, "take parallel=replicate"),

@@ -33,10 +33,10 @@ def float32_target(seed: int = 0) -> HFTarget:
 
 def tiny_config(out: Path, **changes: Any) -> TrainConfig:
     settings: dict[str, Any] = {
-        "draft_vocab_size": 32, "unroll_steps": 3, "epochs": 3, "batch_size": 4, "eval_every": 4, "save_every": 3,
-        "held_out": 0.2, "precision": "float32", "device": "cpu", "eval_responses": 4,
+        "responses": "-", "draft_vocab_size": 32, "unroll_steps": 3, "epochs": 3, "batch_size": 4, "eval_every": 4,
+        "save_every": 3, "held_out": 0.2, "precision": "float32", "device": "cpu", "eval_responses": 4,
     }  # fmt: skip
-    return TrainConfig(responses="-", out=str(out), **(settings | changes))
+    return TrainConfig(out=str(out), **(settings | changes))
 
 
 def tiny_run(

@@ -23,7 +23,7 @@ GRADIENTS: dict[str, dict[str, Any]] = {
     "eagle3.1": {"method": "eagle3.1"},
     "pr": {"method": "pr", "carry": "all", "balance": "hinge", "balance_weight": 0.3},
 }
-RUN: dict[str, Any] = {"method": "pr", "carry": "off", "accumulate": 2, "epochs": 4}
+RUN: dict[str, Any] = {"method": "pr", "shared_loss": "both", "accumulate": 2, "epochs": 4}
 
 
 def in_float64(learner: Learner) -> Learner:
@@ -36,9 +36,9 @@ def gradients(folder: Path, name: str, group: Processes) -> dict[str, Any]:
     """Of a step over eight responses in two batches."""
     trainer = tiny_run(folder, f"gradients-{name}", processes=group, **GRADIENTS[name])
     learner, eight = in_float64(trainer.learner), trainer.training[:8]
-    loss, tally = learner.gradients(0, [eight[:5], eight[5:]])
+    loss, sums_TF = learner.gradients(0, [eight[:5], eight[5:]])
     found = {parameter: p.grad for parameter, p in learner.drafter.named_parameters()}
-    return {"loss": loss, "rows": tally.rows, "gradients": found}
+    return {"loss": loss.item(), "sums": sums_TF, "gradients": found}
 
 
 def whole_runs(folder: Path, group: Processes) -> None:

@@ -21,14 +21,20 @@ EVERY_ROW = Reconsider(rho=1.0, attach=1.0, carry="off", seed=0)
 
 
 def random_batch(
-    target: HFTarget, drafter: Drafter, lengths: Sequence[int] = (7, 5), starts: Sequence[int] = (2, 3), seed: int = 0
+    target: HFTarget,
+    drafter: Drafter,
+    lengths: Sequence[int] = (7, 5),
+    starts: Sequence[int] = (2, 3),
+    seed: int = 0,
+    offered: float = 0.8,
 ) -> Batch:
+    """``offered``: the share of tokens that the drafter can offer."""
     g, total, spec = torch.Generator().manual_seed(seed), sum(lengths), target.spec
     tokens_T = torch.randint(spec.vocab_size, (total,), generator=g)
     taps_TLH = torch.randn(total, 3, spec.hidden_size, generator=g, dtype=torch.float64)
     hidden_TH = torch.randn(total, 8, generator=g, dtype=torch.float64)
     head_VH = torch.randn(len(drafter.target_ids), 8, generator=g, dtype=torch.float64)
-    offered_T = torch.rand(total, generator=g) < 0.8
+    offered_T = torch.rand(total, generator=g) < offered
     return Batch(
         tokens_T=tokens_T,
         taps_TLH=taps_TLH,
@@ -54,8 +60,8 @@ def second_features(step: Step) -> Tensor:
 
 def objective(*args: Any, **kwargs: Any) -> tuple[Tensor, Tally]:
     """``objectives`` added up, and what they were made of."""
-    level0, level1, tally = objectives(*args, **kwargs)
-    return level0 + level1, tally
+    level0, level1, sums_TF = objectives(*args, **kwargs)
+    return level0 + level1, Tally.of(sums_TF)
 
 
 def gradients(drafter: Drafter, loss: Tensor) -> dict[str, Tensor]:

@@ -11,7 +11,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from secondguess.config import DEFAULT_CONTEXT, TreeConfig
+from secondguess.config import TreeConfig
 from secondguess.device import choose_device
 from secondguess.drafter.opening import Openings
 from secondguess.engine.cycle import CycleTrace, Engine, Watcher

@@ -78,16 +78,28 @@ def load_tasks(
     return [prompt for task in prompts.values() for prompt in task]
 
 
+def folder_of(data_dir: Path | None) -> Path | None:
+    """Of the named tasks' files: as given, else what SECONDGUESS_DATA names."""
+    from_variable = os.environ.get(DATA_VARIABLE)
+    folder = data_dir or (Path(from_variable) if from_variable else None)
+    return folder and folder.expanduser()
+
+
+def found_tasks(data_dir: Path | None) -> list[str]:
+    """The named tasks whose files are here."""
+    folder = folder_of(data_dir)
+    return [name for name, task in TASKS.items() if folder and (folder / task.file).is_file()]
+
+
 def read_task(name: str, task: str, data_dir: Path | None) -> list[TaskPrompt]:
     """All prompts of a named task or a file."""
     if name not in TASKS:
         return parse(read_jsonl(find_file(name)), task, None)
-    from_variable = os.environ.get(DATA_VARIABLE)
-    folder = data_dir or (Path(from_variable) if from_variable else None)
+    folder = folder_of(data_dir)
     known, where = TASKS[name], f"point --data-dir or {DATA_VARIABLE} at a folder with {TASKS[name].file}"
     if folder is None:
         return parse(hub_rows(name, known.hub, where), task, known)
-    path = folder.expanduser() / known.file
+    path = folder / known.file
     if not path.is_file():
         raise UserError(f"task {name!r} not found in {folder}: {where}")
     return parse(read_jsonl(path), task, known)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from secondguess.atomic import check_folder
 from secondguess.capture.source import FeatureSource, Live, batched_by_length
-from secondguess.capture.store import States, StateStore, describe, fingerprint
+from secondguess.capture.store import States, StateStore, describe, folder_name, former_name
 from secondguess.errors import require
 from secondguess.target.base import Target, default_tap_layers
 
@@ -18,12 +18,13 @@ def plan_capture(
 ) -> StateStore:
     """Where the states of ``sequences`` lie under ``folder``, there or not yet; nothing is written.
 
-    The name holds the target's weights, the token ids and ``tap_layers`` (see ``FeatureSource``), so that what exists
-    can be kept and is not taken for another's. Raises UserError if a file stands in the folder's way.
+    A folder is of one target and ``tap_layers`` (see ``FeatureSource``), so that what exists can be kept and is not
+    taken for another's. Raises UserError if a file stands in the folder's way, or a shard is damaged.
     """
     check_folder(folder)
-    name = fingerprint(target.fingerprint, sequences, tap_layers)
-    return StateStore(folder / name, [len(ids) for ids in sequences], tap_layers)
+    former = folder / former_name(target.fingerprint, sequences, tap_layers)
+    here = folder / folder_name(target.fingerprint, tap_layers)
+    return StateStore(here, sequences, tap_layers, former if former.is_dir() else None)
 
 
 def fill(
@@ -31,21 +32,21 @@ def fill(
     source: FeatureSource,
     made_by: str,
     on_tokens: Callable[[int], None],
-    shards: Sequence[int] | None = None,
+    shards: Sequence[Sequence[int]] | None = None,
 ) -> None:
-    """Capture shards, by default the missing ones. ``made_by``: a name of the target, for the note beside them.
+    """Capture shards of sequences, by default the missing ones. ``made_by``: a name of the target, for the note beside
+    them.
 
     ``on_tokens`` hears how many more tokens were done.
     """
-    lengths, missing = store.lengths, store.missing if shards is None else shards
-    made_of = {"target": made_by, "tap_layers": store.tap_layers, "sequences": len(lengths), "tokens": sum(lengths)}
-    describe(store.folder, made_of)
-    for shard in missing:
+    lengths, shards = store.lengths, store.missing if shards is None else shards
+    describe(store.folder, {"target": made_by, "tap_layers": store.tap_layers})
+    for shard in shards:
         states: dict[int, States] = {}
-        for group in batched_by_length({i: lengths[i] for i in store.shards[shard]}, source.batch_tokens):
+        for group in batched_by_length({i: lengths[i] for i in shard}, source.batch_tokens):
             states |= zip(group, source.read(group), strict=True)
             on_tokens(sum(lengths[i] for i in group))
-        store.write(shard, [states[i] for i in store.shards[shard]])
+        store.write(shard, [states[i] for i in shard])
 
 
 def capture(

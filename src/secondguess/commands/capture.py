@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
             "folder": str(store.folder),
             "sequences": len(store.lengths),
             "tokens": sum(store.lengths),
-            "shards": len(store.shards),
+            "shards": len(store.shards) + len(store.missing),
             "missing": len(store.missing),
         }
         write_json(args.json, make_record(), "rows", [row])

@@ -43,5 +43,6 @@ def by_workers(args: argparse.Namespace, captures: Captures, on_tokens: Callable
         gpus=args.worker_gpus,
         trust_remote_code=args.trust_remote_code,
         tap_layers=captures.store.tap_layers,
+        shards=captures.store.missing,
     )
-    fill_with_workers(task, captures.store.missing, args.workers, on_tokens)
+    fill_with_workers(task, args.workers, on_tokens)

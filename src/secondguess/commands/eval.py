@@ -25,6 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--against", metavar="METHOD", help=against)
     every = f"add {BASELINE} with every value of every tree switch, and count gains over {BASELINE}"
     parser.add_argument("--sweep", action="store_true", help=every)
+    before = "check all that needs neither target nor drafters, and stop"
+    parser.add_argument("--dry-run", action="store_true", help=before)
     add_json(parser)
 
 
@@ -34,6 +36,8 @@ def run(args: argparse.Namespace) -> int:
         args.against = args.against or BASELINE
     methods, prompts = check_drafting(args)
     against = baseline(methods, args.against)
+    if args.dry_run:
+        return 0
 
     from rich.console import Console
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from secondguess.atomic import check_folder
-from secondguess.bench.tasks import TASKS, load_tasks
+from secondguess.bench.tasks import DATA_VARIABLE, TASKS, found_tasks, load_tasks
 from secondguess.commands.options import DTYPES, add_device, add_target, add_variables
 from secondguess.commands.record import add_json, make_record, write_json
 from secondguess.commands.workload import comma_separated
-from secondguess.errors import UserError
+from secondguess.errors import UserError, require
 from secondguess.prepare.overlap import Index
 from secondguess.prepare.selection import Selection
 from secondguess.types import SamplingParams
@@ -42,10 +43,11 @@ def add_prompts(parser: argparse.ArgumentParser) -> None:
     add("--synthesize", type=int, metavar="INT", help=made)
     add("--limit", type=int, metavar="INT", help="conversations, evenly spaced over the files (default: all)")
     add("--system", help="system prompt of conversations that have none (default: the chat template's own)")
-    refuse = f"tasks whose text no prompt may share 13 words with: {', '.join(TASKS)}, or JSONL files"
-    add("--refuse-overlap", type=words, default=(), metavar="TASK,...", help=refuse)
+    refuse = f"tasks whose text no prompt may share 13 words with: {', '.join(TASKS)}, or JSONL files (default: all"
+    add("--refuse-overlap", type=words, metavar="TASK,...", help=f"{refuse} of these whose files are there)")
     add("--leave-out-overlap", action="store_true", help="go on without such prompts instead of stopping at one")
-    add("--data-dir", type=Path, help="folder of the named tasks' files")
+    add("--allow-overlap", action="store_true", help="compare prompts with no task")
+    add("--data-dir", type=Path, help=f"folder of the named tasks' files (default: what {DATA_VARIABLE} names)")
 
 
 def add_answers(parser: argparse.ArgumentParser) -> None:
@@ -63,7 +65,9 @@ def add_answers(parser: argparse.ArgumentParser) -> None:
     server = "OpenAI-compatible server that runs the target, like http://localhost:8000/v1; OPENAI_API_KEY is its key"
     add("--endpoint", metavar="URL", help=server)
     add("--model", metavar="NAME", help="the target's name there (default: TARGET)")
-    add("--given", type=Path, metavar="FILE", help="answers to take as they are, as --compact wrote them")
+    given = "answers to take as they are, as --compact wrote them; may be repeated"
+    add("--given", type=Path, action="append", default=[], metavar="FILE", help=given)
+    add("--only-given", action="store_true", help="take those, and have no others written")
     add("--compact", type=Path, metavar="FILE", help="also write all answers without their prompts (safetensors)")
 
 
@@ -71,22 +75,34 @@ def run(args: argparse.Namespace) -> int:
     check(args)
     if not (args.prompts or args.synthesize):
         return show(args)
-    index = Index(turn for prompt in load_tasks(args.refuse_overlap, args.data_dir) for turn in prompt.turns)
+    from rich.console import Console
+
+    console = Console(stderr=True, highlight=False)
+    tasks = benchmarks(args)
+    if not (tasks or args.allow_overlap):
+        how = f"point --data-dir or {DATA_VARIABLE} at the tasks' files"
+        console.print(f"prompts are compared with no benchmark: {how}", markup=False, soft_wrap=True)
+    index = Index(turn for prompt in load_tasks(tasks, args.data_dir) for turn in prompt.turns)
     selection = Selection(args.limit, args.system, index, args.leave_out_overlap, args.batch_size)
     conversations = selection.read(args.prompts) if args.prompts else []
-
-    from rich.console import Console
 
     from secondguess.commands.compare import stdout_console
     from secondguess.commands.prepare_run import prepare
     from secondguess.commands.show_answers import show_rows
 
     record = make_record()
-    chat, result = prepare(args, selection, conversations, Console(stderr=True, highlight=False))
+    chat, result = prepare(args, selection, conversations, console)
     show_rows(chat, args.out, SHOWN if args.show is None else args.show, stdout_console())
     if args.json:
         write_json(args.json, record, "results", [result])
     return 0
+
+
+def benchmarks(args: argparse.Namespace) -> Sequence[str]:
+    """The tasks whose text prompts are compared with: as typed, else those that are here."""
+    if args.allow_overlap:
+        return ()
+    return found_tasks(args.data_dir) if args.refuse_overlap is None else args.refuse_overlap
 
 
 def show(args: argparse.Namespace) -> int:
@@ -110,6 +126,9 @@ def check(args: argparse.Namespace) -> None:
         if getattr(args, name) is not None and getattr(args, name) < least:
             raise UserError(f"--{name.replace('_', '-')} must be at least {least}, got {getattr(args, name)}")
     check_folder(args.out.parent)
+    require(args.given or not args.only_given, "--only-given needs --given")
+    refused = args.refuse_overlap or args.leave_out_overlap
+    require(not (args.allow_overlap and refused), "--allow-overlap compares nothing: leave out the other overlap flags")
     if args.endpoint:
         check_endpoint(args)
     elif args.model:

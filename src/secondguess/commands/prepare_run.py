@@ -22,7 +22,8 @@ from secondguess.llm import LLM
 from secondguess.prepare.answerer import Answerer, Local
 from secondguess.prepare.answers import AnswerFile, Recipe, Turn, Writer
 from secondguess.prepare.chat import Chat, chat_of, load_chat
-from secondguess.prepare.compact import read_answers, write_answers
+from secondguess.prepare.compact import Answer, read_answers, write_answers
+from secondguess.prepare.made import Made
 from secondguess.prepare.prompts import Conversation
 from secondguess.prepare.selection import Selection
 from secondguess.prepare.synthesize import PromptFile, Refusal, Synthesis, synthesize
@@ -102,40 +103,65 @@ def prepare(
     args: Namespace, selection: Selection, conversations: Sequence[Conversation], console: Console
 ) -> tuple[Chat, dict[str, Any]]:
     """Write what is asked for; how the target is talked to, and the result for machines."""
-    given = read_answers(args.given) if args.given else {}
-    chat, opened = open_endpoint(args) if args.endpoint else open_local(args)
+    given = read_given(args.given)
+    chat, opened, weights = open_endpoint(args) if args.endpoint else open_local(args)
     systems = [c.system for c in conversations] or [args.system]
     for system in {system is None: system for system in systems}.values():
         check_template(chat, system)
-    recipe = Recipe(args.temperatures, args.max_new_tokens, args.top_k, args.seed, given)
+    recipe = Recipe(args.temperatures, args.max_new_tokens, args.top_k, args.seed, given, args.only_given)
     job = Job(args, selection, chat, console)
+
+    def say(text: str) -> None:
+        console.print(text, markup=False, soft_wrap=True)
+
     with AnswerFile(args.out) as file:
+        Made(args.target, weights, settings(args)).beside(args.out, len(file.answers), say)
         try:
             asyncio.run(job.write(opened, conversations, recipe, file))
         except KeyboardInterrupt:
-            kept = f"{len(file.answers)} answers are kept in {args.out}"
-            console.print(f"{kept}; the same command goes on from there", markup=False, soft_wrap=True)
+            say(f"{len(file.answers)} answers are kept in {args.out}; the same command goes on from there")
             raise
         refuse_empty(job.tally, file)
         if args.compact:
             write_answers(args.compact, file.answers.values())
-        console.print(summary(job.tally, file), markup=False, soft_wrap=True)
+        say(summary(job.tally, file))
         return chat, result(job, file)
 
 
-def open_local(args: Namespace) -> tuple[Chat, Opened]:
+def read_given(paths: Sequence[Path]) -> dict[str, Answer]:
+    """Of answers with one id the first counts."""
+    given: dict[str, Answer] = {}
+    for path in paths:
+        given = read_answers(path) | given
+    return given
+
+
+def settings(args: Namespace) -> dict[str, Any]:
+    """What decides an answer, beside the target and the prompt."""
+    return {
+        "temperatures": list(args.temperatures),
+        "top_k": args.top_k,
+        "max_new_tokens": args.max_new_tokens,
+        "seed": args.seed,
+        "written_by": args.endpoint or f"our engine in {args.dtype or 'float32'}",
+    }
+
+
+def open_local(args: Namespace) -> tuple[Chat, Opened, str | None]:
+    """How the target is talked to, who writes, and a fingerprint of the weights."""
     target = load(args.target, args.dtype or "float32", args.device, args.trust_remote_code)
     context = min(target.spec.context_len, max(CONTEXT, 2 * args.max_new_tokens))
     llm = LLM(target, method="ar", max_batch_size=args.batch_size, max_model_len=context)
-    return chat_of(llm, dict(args.template_variables)), nullcontext(Local(llm))
+    return chat_of(llm, dict(args.template_variables)), nullcontext(Local(llm)), target.facts.weights
 
 
-def open_endpoint(args: Namespace) -> tuple[Chat, Opened]:
+def open_endpoint(args: Namespace) -> tuple[Chat, Opened, None]:
+    """As ``open_local``, but nobody knows its weights."""
     from secondguess.prepare.endpoint import Endpoint  # needs an extra
 
     chat = load_chat(args.target, args.trust_remote_code, dict(args.template_variables))
     key = os.environ.get("OPENAI_API_KEY", "").strip()
-    return chat, Endpoint(args.endpoint, args.model or args.target, key or None, chat, args.batch_size)
+    return chat, Endpoint(args.endpoint, args.model or args.target, key or None, chat, args.batch_size), None
 
 
 def refuse_empty(tally: Tally, file: AnswerFile) -> None:
@@ -156,7 +182,11 @@ def summary(tally: Tally, file: AnswerFile) -> str:
 
 
 def left_out(tally: Tally) -> list[str]:
-    reasons = {"too long": "no room for an answer", "unknown": "tokens of the answer not certain"}
+    reasons = {
+        "too long": "no room for an answer",
+        "unknown": "tokens of the answer not certain",
+        "not given": "--given has no answer",
+    }
     return [f"{n} turns left out: {why}" for outcome, why in reasons.items() if (n := tally.outcomes[outcome])]
 
 

@@ -57,9 +57,10 @@ def work(config: TrainConfig, dry_run: bool, json: Path | None) -> None:
         if dry_run:
             console.print(estimate(setup), soft_wrap=True)
             return
-        if setup.captures and group.first:
-            capture(setup.captures, console, setup.captures.fill)
-        group.wait()
-        train(setup.trainer, console)
+        if not setup.trainer.finished:
+            if setup.captures and group.first:
+                capture(setup.captures, console, setup.captures.fill)
+            group.wait()
+            train(setup.trainer, console)
         if json and group.first:
             write_json(json, record, "rows", setup.trainer.folder.log_lines())

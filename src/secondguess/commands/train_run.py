@@ -24,13 +24,13 @@ def describe(setup: Setup) -> str:
     if t.step == plan.num_steps:
         start = ", finished already"
     tokens = sum(len(t.learner.feed.responses[i].answer) - 1 for i in t.training)
+    held_out = f"{len(t.judge.held_out)} held out, tau on {len(t.judge.replayed)} of them"
     of = f" from {c.warm_start}" if c.warm_start != "none" else ""
     where = t.learner.device.type + (f", {t.processes.count} processes" if t.processes.count > 1 else "")
     return (
         f"{c.method} drafter for {c.target}{of}: {size / 1e6:.1f}M parameters, {plan.num_steps} steps of "
         f"{plan.step_size}{start}\n"
-        f"{len(t.training)} responses for training, {len(t.judge.held_out)} held out; {tokens:,} trained tokens, "
-        f"{c.epochs} times\n"
+        f"{len(t.training)} responses for training, {held_out}; {tokens:,} trained tokens, {c.epochs} times\n"
         f"draft vocabulary {len(t.drafter.target_ids)}: {t.coverage:.2%} of answer tokens; "
         f"{'bfloat16' if t.learner.bfloat16 else 'float32'} products on {where}; run folder {t.folder.path}\n"
         f"{describe_captures(setup.captures) if setup.captures else 'states made as they are needed, no captures'}"
@@ -39,8 +39,9 @@ def describe(setup: Setup) -> str:
 
 def describe_captures(captures: Captures) -> str:
     store, missing = captures.store, len(captures.store.missing)
-    more = f"{missing} of {len(store.shards)} shards missing, {captures.bytes_missing / 1e9:.2f} GB more"
-    return f"states of {sum(store.lengths):,} tokens in {store.folder}: {more if missing else 'complete'}"
+    more = f"{missing} of {missing + len(store.shards)} shards missing, {captures.bytes_missing / 1e9:.2f} GB more"
+    folders = sorted({str(path.parent) for path in store.shards} | ({str(store.folder)} if missing else set()))
+    return f"states of {sum(store.lengths):,} tokens in {' and '.join(folders)}: {more if missing else 'complete'}"
 
 
 def estimate(setup: Setup) -> str:

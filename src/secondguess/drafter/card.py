@@ -11,7 +11,8 @@ import yaml
 from secondguess.config import CHAIN, DrafterConfig
 
 PAPER = "https://arxiv.org/abs/2611.05724"
-PLACES = ("responses", "out", "captures", "track")  # settings of a training run that say nothing of the drafter
+# Settings of a training run that say nothing of the drafter.
+PLACES = ("responses", "out", "captures", "eval_every", "save_every", "track")
 SGLANG_TREE = {"num-steps": 5, "eagle-topk": 6, "num-draft-tokens": 25}  # the root counts as a token there
 WORDS = {1: "One layer", 2: "Two layers"}
 
@@ -74,15 +75,18 @@ def measured(block: Mapping[str, Any]) -> str:
 
 
 def retraining(block: Mapping[str, Any]) -> list[str]:
-    """The settings that it was trained with, as a file for ``secondguess train``."""
+    """The settings that it was trained with, where they are not the defaults, as a file for ``secondguess train``."""
     settings = block.get("training", {}).get("settings")
     if not settings:
         return []
-    said = yaml.safe_dump({k: v for k, v in settings.items() if k not in PLACES}, sort_keys=False).strip()
+    from secondguess.train.config import unusual  # training is none of a drafter's business else
+
+    said = {name: settings[name] for name in ("target", "method") if name in settings}
+    said |= {name: value for name, value in unusual(settings).items() if name not in PLACES}
     again = (
         "`secondguess train --config run.yaml responses=answers.jsonl out=run` with this `run.yaml` trains it again:"
     )
-    return ["## Train it again", again, f"```yaml\n{said}\n```"]
+    return ["## Train it again", again, f"```yaml\n{yaml.safe_dump(said, sort_keys=False).strip()}\n```"]
 
 
 def commands(names: Names, form: str, c: DrafterConfig) -> list[str]:

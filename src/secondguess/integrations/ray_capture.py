@@ -33,6 +33,7 @@ class Task:
     gpus: float  # that each has for itself
     trust_remote_code: bool
     tap_layers: tuple[int, ...] | None  # see ``FeatureSource``
+    shards: list[list[int]]  # the sequences of each
 
 
 class Worker:
@@ -40,19 +41,20 @@ class Worker:
         target = open_target(task.target, task.precision, choose_device(task.device), task.trust_remote_code, silent)
         responses = read_fitting(task.responses, target, silent)
         self.captures = plan_captures(target, responses, task.captures, task.tap_layers)
+        self.shards = task.shards
 
     def __call__(self, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Rows ``{"shard"}`` become rows ``{"tokens"}``."""
-        c, shards = self.captures, batch["shard"].tolist()
+        c, shards = self.captures, [self.shards[number] for number in batch["shard"].tolist()]
         fill(c.store, c.source, c.target.fingerprint, lambda n: None, shards)
         return {"tokens": np.array([c.store.tokens([shard]) for shard in shards])}
 
 
-def fill_with_workers(task: Task, shards: list[int], num_workers: int, on_tokens: Callable[[int], None]) -> None:
-    """Let ``num_workers`` make ``shards``, on the cluster that RAY_ADDRESS names or on this machine."""
+def fill_with_workers(task: Task, num_workers: int, on_tokens: Callable[[int], None]) -> None:
+    """Let ``num_workers`` make the shards, on the cluster that RAY_ADDRESS names or on this machine."""
     connect(num_workers + 1)  # Ray Data hands out the shards on a core of its own
     ray.data.DataContext.get_current().enable_progress_bars = False
-    rows: list[dict[str, Any]] = [{"shard": shard} for shard in shards]
+    rows: list[dict[str, Any]] = [{"shard": number} for number in range(len(task.shards))]
     made = ray.data.from_items(rows, override_num_blocks=len(rows)).map_batches(
         Worker,
         batch_size=1,

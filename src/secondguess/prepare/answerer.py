@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from secondguess.errors import UserError
 from secondguess.llm import LLM
 from secondguess.prompts import Message
 from secondguess.types import SamplingParams
@@ -28,6 +29,10 @@ class Reply:
     ended: bool
 
 
+class TooLong(UserError):
+    """The prompt and an answer do not fit where they would be written."""
+
+
 class Answerer(Protocol):
     @property
     def room(self) -> int:
@@ -35,7 +40,7 @@ class Answerer(Protocol):
         ...
 
     async def answer(self, question: Question) -> Reply | None:
-        """None when what was written cannot be known token for token."""
+        """None when what was written cannot be known token for token. Raises TooLong."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""The target answers conversations, many at once; every answer is on disk as soon as it is finished.
+"""The target answers conversations, many at once; every answer is in the file as soon as it is finished.
 
 A line is ``{"id", "source", "temperature", "seed", "prompt_len", "input_ids"}``: what ``train`` reads. A later turn is
 a line of its own, whose prompt holds the conversation so far; its id is ``ID#2``.
@@ -12,8 +12,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from secondguess import digests
 from secondguess.bench.plan import prompt_seed
-from secondguess.prepare.answerer import Answerer, Question
+from secondguess.prepare.answerer import Answerer, Question, TooLong
 from secondguess.prepare.chat import Chat
 from secondguess.prepare.compact import Answer, answer_of
 from secondguess.prepare.line_file import LineFile
@@ -23,15 +24,16 @@ from secondguess.prompts import Message
 from secondguess.types import SamplingParams
 
 # Kept: it was in the file. Given: in another. Too long: its prompt leaves no room for an answer. Unknown: it was
-# answered, but not in tokens that are certain. A conversation ends at the last two.
-Outcome = Literal["kept", "given", "answered", "too long", "unknown"]
+# answered, but not in tokens that are certain. Not given: and others are not wanted. A conversation ends at the last
+# three.
+Outcome = Literal["kept", "given", "answered", "too long", "unknown", "not given"]
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
     """How answers are drawn. A conversation's temperature is drawn by its id, so that more prompts change no answer.
 
-    ``given`` are answers that are taken as they are.
+    ``given`` are answers that are taken as they are; with ``only_given`` there are no others.
     """
 
     temperatures: tuple[float, ...]
@@ -39,6 +41,7 @@ class Recipe:
     top_k: int
     seed: int
     given: Mapping[str, Answer] = field(default_factory=dict)
+    only_given: bool = False
 
     def temperature(self, id_: str) -> float:
         return self.temperatures[prompt_seed(self.seed, f"temperature of {id_}") % len(self.temperatures)]
@@ -122,16 +125,21 @@ class Writer:
         outcome: Outcome = "kept" if id_ in self.file.answers else "given"
         answer = self.file.answers.get(id_) or self.recipe.given.get(id_)
         if answer is not None:
-            answer.check_prompt(len(prompt_ids))
+            answer.check_prompt(prompt_ids)
             return Turn(outcome, prompt_ids, answer)
+        if self.recipe.only_given:
+            return Turn("not given")
         if len(prompt_ids) + self.recipe.max_new_tokens > self.chat.context_len:
             return Turn("too long")
         params = self.recipe.params(id_, temperature)
-        reply = await self.answerer.answer(Question(prompt_ids, params, tuple(messages)))
+        try:
+            reply = await self.answerer.answer(Question(prompt_ids, params, tuple(messages)))
+        except TooLong:
+            return Turn("too long")
         if reply is None:
             return Turn("unknown")
-        assert params.seed is not None
-        return Turn("answered", prompt_ids, Answer(id_, temperature, params.seed, reply.token_ids, len(prompt_ids)))
+        of_prompt = (len(prompt_ids), digests.of_tokens(prompt_ids))
+        return Turn("answered", prompt_ids, Answer(id_, temperature, params.seed, reply.token_ids, *of_prompt))
 
 
 def row(source: str, prompt_ids: Sequence[int], answer: Answer, variables: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,17 +5,22 @@ Whoever imports this needs httpx2.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any, Self
 
 from secondguess.errors import UserError
-from secondguess.prepare.answerer import Question, Reply
+from secondguess.prepare.answerer import Question, Reply, TooLong
 from secondguess.prepare.chat import Chat
 from secondguess.prepare.post import Refused, Server
-from secondguess.prepare.template import check_same, end_of_answer
+from secondguess.prepare.template import MISMATCH, check_same, end_of_answer, user
 from secondguess.types import SamplingParams
 
 NOT_TAKEN = (400, 422)  # what strict servers say to a field that they do not know
+TOO_LONG = (400, 413, 422)  # and to a prompt that has no room
+# What is asked beside token ids of a server that takes more than OpenAI's fields: to draw from the whole distribution,
+# whatever the target's generation_config.json would have it draw from.
+AS_IT_IS = {"return_token_ids": True, "min_p": 0.0, "repetition_penalty": 1.0}
 
 
 class Endpoint:
@@ -30,6 +35,7 @@ class Endpoint:
         self._server, self._model, self._chat = Server(url, key, room), model, chat
         self._end = end_of_answer(chat)
         self._ask_for_ids = True  # until that is refused
+        self._has_answered = self._has_refused = False
 
     async def __aenter__(self) -> Self:
         return self
@@ -38,10 +44,15 @@ class Endpoint:
         await self._server.close()
 
     async def answer(self, question: Question) -> Reply | None:
-        """Raises what ``Server.post`` does, and UserError for an answer that is none of the API's, or that was given to
-        another prompt than ours.
+        """Raises what ``Server.post`` does, TooLong instead where another question would have been answered, and
+        UserError for an answer that is none of the API's, or that was given to another prompt than ours.
         """
-        found = await self._ask(question)
+        try:
+            found = await self._ask(question)
+        except Refused as refused:
+            if refused.status in TOO_LONG and question.messages and await self._answers_at_all():
+                raise self._too_long(refused) from refused
+            raise
         try:
             choice = found["choices"][0]
             said = choice["message"] if question.messages else {"content": choice["text"]}
@@ -51,6 +62,8 @@ class Endpoint:
             raise UserError(message) from error
         if prompt_ids := found.get("prompt_token_ids"):
             check_same(self._chat, ("here", question.prompt_ids), ("on the server", prompt_ids))
+        self._check_length(found, question)
+        self._has_answered = True
         tokens = choice.get("token_ids")
         if tokens is None:
             tokens = self._tokens_of(question, said, text)
@@ -70,13 +83,39 @@ class Endpoint:
             route, fields = "completions", fields | {"prompt": list(question.prompt_ids)}
         if self._ask_for_ids:
             try:
-                return await self._server.post(route, fields | {"return_token_ids": True})
+                return await self._server.post(route, fields | AS_IT_IS | {"top_k": question.params.top_k or -1})
             except Refused as refused:
                 if refused.status not in NOT_TAKEN:
                     raise
         found = await self._server.post(route, fields)
         self._ask_for_ids = False
         return found
+
+    async def _answers_at_all(self) -> bool:
+        """Whether what was refused is the conversation's fault: of a server that has not answered yet, a short question
+        finds out.
+        """
+        if not self._has_answered:
+            try:
+                await self._ask(Question((), SamplingParams(max_tokens=1, seed=0), (user("Hi"),)))
+            except Refused:
+                return False
+            self._has_answered = True
+        return True
+
+    def _too_long(self, refused: Refused) -> TooLong:
+        if not self._has_refused:  # once is enough
+            logging.getLogger(__name__).warning("a conversation is left out: %s", refused)
+        self._has_refused = True
+        return TooLong(str(refused))
+
+    def _check_length(self, found: Mapping[str, Any], question: Question) -> None:
+        """Also servers that tell no token ids count those of the prompt."""
+        ours, theirs = len(question.prompt_ids), (found.get("usage") or {}).get("prompt_tokens")
+        if theirs and theirs != ours:
+            raise UserError(
+                f"template mismatch: the prompt has {ours} tokens here, and {theirs} on the server, {MISMATCH}"
+            )
 
     def _tokens_of(self, question: Question, said: Mapping[str, Any], text: str) -> list[int] | None:
         """Those after the prompt when both are tokenised as one text; None if they are not exactly ``text`` again."""
@@ -98,13 +137,16 @@ class Endpoint:
 
 
 def sampling_fields(params: SamplingParams) -> dict[str, Any]:
-    """Those that every server knows, and others only where they are needed."""
-    always = {"temperature": params.temperature, "max_tokens": params.max_tokens, "seed": params.seed}
+    """Those that every server knows, and others only where they are needed. What is left out the server chooses."""
+    always = {
+        "temperature": params.temperature,
+        "top_p": params.top_p,
+        "max_tokens": params.max_tokens,
+        "seed": params.seed,
+    }
     needed: dict[str, Any] = {
         "top_k": params.top_k,
         "stop": list(params.stop),
         "stop_token_ids": list(params.stop_token_ids),
     }
-    if params.top_p < 1:
-        needed["top_p"] = params.top_p
     return always | {name: value for name, value in needed.items() if value}

@@ -42,7 +42,9 @@ class LineFile(ABC):
     def learn(self, row: Mapping[str, Any]) -> None: ...
 
     def add(self, row: Mapping[str, Any]) -> None:
-        """Keep ``row``, whose first key is ``id``, on disk before anything else happens."""
+        """Keep ``row``, whose first key is ``id``: the system has it before anything else happens, so that a kill does
+        not lose it. (A machine that goes down may lose the last seconds.)
+        """
         self._write(json.dumps(row).encode() + b"\n")
         self.learn(row)
 

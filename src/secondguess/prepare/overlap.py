@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Iterable, Iterator
 
 NGRAM = 13  # words in a row, as GPT-3's authors counted (arXiv 2005.14165, appendix C)
 
 
+# Scripts that put no space between words: Thai, Lao, Burmese, Khmer; Japanese kana, and Han with its extensions.
+SPACELESS = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff"
+SPACELESS += "\uf900-\ufaff\U00020000-\U0003ffff"
+WORD = re.compile(f"[{SPACELESS}]|[^\\W_{SPACELESS}]+")
+
+
 def words(text: str) -> list[str]:
-    """Lower-case letters and digits; punctuation and white space do not tell texts apart."""
-    return re.findall(r"[a-z0-9]+", text.lower())
+    """Runs of letters and digits in one case and width; punctuation and white space do not tell texts apart. Where
+    words have no space between them, a character counts as one.
+    """
+    return WORD.findall(unicodedata.normalize("NFKC", text).casefold())
 
 
 def ngrams(text: str) -> Iterator[tuple[str, ...]]:

@@ -14,6 +14,7 @@ from secondguess.prepare.chat import Chat
 from secondguess.prompts import Message
 
 SENTINEL = "Sentinel7f3c9a"
+MISMATCH = "so answers would be trained after prompts that are never served: mend the chat template"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +51,7 @@ def check_same(chat: Chat, ours: tuple[str, Sequence[int]], theirs: tuple[str, S
         if pair[0] != pair[1]:
             shown = ["nothing" if token is None else repr(str(chat.tokenizer.decode([token]))) for token in pair]
             raise UserError(
-                f"template mismatch: token {at} is {shown[0]} {ours[0]}, and {shown[1]} {theirs[0]}, so answers would "
-                "be trained after prompts that are never served: mend the chat template"
+                f"template mismatch: token {at} is {shown[0]} {ours[0]}, and {shown[1]} {theirs[0]}, {MISMATCH}"
             )
 
 

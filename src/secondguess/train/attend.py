@@ -24,6 +24,7 @@ from secondguess.drafter.model import full_precision
 from secondguess.train.chunks import frugally
 
 KeyValue = tuple[Tensor, Tensor]  # [X, G, D] each, or [T, G, D]
+Piece = tuple[int, int, int]  # a sequence's first token, the one behind its last row, and its number of rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +34,20 @@ class Seen:
     start_T: Tensor  # int64: where each token's sequence starts
     rows_X: Tensor  # int64, ascending: the drafts, as packed indices of the features that they started at
     last_X: Tensor  # int64: the newest step-0 key that each sees
-    shared: tuple[KeyValue, ...]  # of step 0, by layer: of all tokens
+    pieces: tuple[Piece, ...]  # of the sequences that have drafts, in order: asked of the device once for all layers
+    shared: tuple[KeyValue, ...] = ()  # of step 0, by layer: of all tokens
     own: tuple[tuple[KeyValue, ...], ...] = ()  # of the steps after, by step and layer: of each draft
 
-    def take(self, chosen_X: Tensor) -> Seen:
-        """Of the drafts that ``chosen_X`` (bool) marks."""
-        own = tuple(tuple((k[chosen_X], v[chosen_X]) for k, v in step) for step in self.own)
-        return replace(self, rows_X=self.rows_X[chosen_X], last_X=self.last_X[chosen_X], own=own)
+    @classmethod
+    def begin(cls, start_T: Tensor, rows_X: Tensor) -> Seen:
+        """At step 0, before there are keys."""
+        return cls(start_T, rows_X, rows_X, pieces_of(start_T, rows_X))
+
+    def take(self, chosen_Y: Tensor) -> Seen:
+        """Of these drafts: int64, ascending."""
+        own = tuple(tuple((k[chosen_Y], v[chosen_Y]) for k, v in step) for step in self.own)
+        rows_Y, last_Y = self.rows_X[chosen_Y], self.last_X[chosen_Y]
+        return replace(self, rows_X=rows_Y, last_X=last_Y, pieces=pieces_of(self.start_T, rows_Y), own=own)
 
     def then(self, newest: tuple[KeyValue, ...]) -> Seen:
         """With the pass that gave ``newest``, by layer."""
@@ -53,25 +61,29 @@ class Seen:
         return [step[layer] for step in self.own]
 
 
+def pieces_of(start_T: Tensor, rows_X: Tensor) -> tuple[Piece, ...]:
+    firsts, counts = start_T[rows_X].unique_consecutive(return_counts=True)
+    lasts = rows_X[counts.cumsum(0) - 1] + 1
+    return tuple((first, last, count) for first, last, count in torch.stack([firsts, lasts, counts], 1).tolist())
+
+
 def attend(q_XAD: Tensor, shared: KeyValue, own: list[KeyValue], seen: Seen) -> Tensor:
     """Attention [X, A, D] of rows over step-0 keys of their sequence, and over their own (k, v) pairs.
 
     Rows come sequence by sequence, so each sequence is one dense product. R = A / G query heads of a group, N rows and
     S step-0 keys of one sequence, J own keys.
     """
-    (k_TGD, v_TGD), rows_X = shared, seen.rows_X
+    k_TGD, v_TGD = shared
     X, A, D = q_XAD.shape
     G = k_TGD.shape[1]
     q_XGRD = (q_XAD * D**-0.5).view(X, G, A // G, D)
     none_XG0D = q_XGRD[:, :, :0]
     k_XGJD = torch.stack([k for k, _ in own], dim=2) if own else none_XG0D
     v_XGJD = torch.stack([v for _, v in own], dim=2) if own else none_XG0D
-    firsts, counts = seen.start_T[rows_X].unique_consecutive(return_counts=True)
-    lasts = rows_X[counts.cumsum(0) - 1] + 1
     out, x = [], 0
-    for first, last, count in zip(firsts.tolist(), lasts.tolist(), counts.tolist(), strict=True):
+    for first, last, count in seen.pieces:
         mine, keys = slice(x, x + count), slice(first, last)
-        future_NS = torch.arange(first, last, device=rows_X.device) > seen.last_X[mine, None]
+        future_NS = torch.arange(first, last, device=q_XAD.device) > seen.last_X[mine, None]
         parts = (q_XGRD[mine], k_TGD[keys], v_TGD[keys], k_XGJD[mine], v_XGJD[mine], future_NS)
         out.append(frugally(attend_sequence, A * future_NS.numel(), *parts))
         x += count

@@ -1,9 +1,10 @@
-"""The training configuration: one field, one line, one meaning. YAML keys and dotted overrides use the same names."""
+"""The training configuration: one field, one line, one meaning. YAML keys and ``key=value`` overrides share names."""
 
 from __future__ import annotations
 
 import contextlib
 import math
+from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
@@ -20,6 +21,8 @@ LOOK = tuple(f.name for f in fields(SecondLook))
 LEVEL1 = ("level1_weight", "rho", "attach", "carry", "balance", "balance_weight", "lens", "shared_loss", *LOOK)
 DRAFT_VOCABULARY = 4096
 TOP_K = ("top_k", "top_k_weight")
+# Defaults before these: files that a run has written in full name them also where they change nothing.
+FORMER: dict[str, Any] = {"carry": "half", "lens": False, "shared_loss": "both"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,14 +37,14 @@ class TrainConfig:
     captures: str = option("captures", "folder of captured target states; none: the target runs beside the training")
     draft_vocab_size: int = option(DRAFT_VOCABULARY, "tokens that the drafter can offer")
     num_layers: int = option(1, "layers of the drafter's block; EAGLE-3.1 has one")
-    unroll_steps: int = option(5, "steps of training-time test (T)")
+    unroll_steps: int = option(3, "steps of training-time test (T)")
     step_decay: float = option(0.8, "unroll step j weighs step_decay ** j")
     loss: Literal["soft_ce", "kl", "tv", "lk"] = option(
         "soft_ce", "between the target's distribution and the drafter's: cross-entropy, KL, total variation, LK"
     )
     top_k: int = option(10, "hass: tokens in its loss on the target's most probable ones")
     top_k_weight: float = option(1.0, "hass: weight of that loss")
-    epochs: int = option(6, "times that each response is seen")
+    epochs: int = option(3, "passes over the responses; of each, those that fill no whole step at its end are left out")
     batch_size: int = option(8, "responses per step")
     lr: float = option(1e-3, "highest learning rate; cosine to zero")
     warmup: float = option(0.05, "share of the steps that the learning rate takes to its highest")
@@ -54,7 +57,7 @@ class TrainConfig:
     rho: float = option(1.0, "share of rows, most doubtful first, that get a second look")
     attach: float = option(1.0, "how much of level 1's gradient reaches level 0")
     carry: Literal["half", "merge", "off", "all"] = option(
-        "half",
+        "off",
         "rows whose next step starts from level 1: a random half of the more doubtful half; where level 1 finds the "
         "next token more probable, as serving merges; none; all",
     )
@@ -67,11 +70,12 @@ class TrainConfig:
         "self_query", "stands where level 0 has the token's embedding"
     )
     query_rope: Literal["same", "next"] = option("same", "position of a second look: its node's own, or one further")
-    lens: bool = option(False, "a second look reads its node's feature through a matrix of its own (not in the paper)")
-    shared_loss: Literal["both", "level0", "none"] = option(
-        "both",
+    lens: bool = option(True, "a second look reads its node's feature through a matrix of its own (not in the paper)")
+    shared_loss: Literal["auto", "both", "level0", "none"] = option(
+        "auto",
         "whose loss moves the weights that both levels use; level0: they become those of eagle3.1, bit for bit; none: "
-        "they stay as warm_start has them (neither is in the paper)",
+        "they stay as warm_start has them (neither is in the paper); auto: level0, but both where carry, attach, "
+        "balance_weight or parallel=shard ask for level 1's say, or level 1 has no weights of its own",
     )
     eval_every: int = option(200, "steps between evaluations")
     save_every: int = option(100, "steps between resume points")
@@ -136,24 +140,25 @@ class TrainConfig:
             self._refuse(("balance",), "balance_weight is 0")
 
     def _check_shared(self) -> None:
-        if self.shared_loss == "both":
+        if self.taught_by == "both":
             return
         what = f"shared_loss={self.shared_loss}"
         self._refuse(("attach",), f"{what} keeps level 1's gradient from level 0")
         self._refuse(("balance", "balance_weight"), f"{what} leaves the balance to nobody")
         require(self.parallel == "replicate", f"{what} keeps whole weights on every process: take parallel=replicate")
-        if self.shared_loss == "level0":
+        of_level1 = f"{what} leaves nothing to train of level 1: take lens=true or query_slot=self_query"
+        require(self.has_own_weights, of_level1)
+        if self.taught_by == "level0":
             require(self.carry == "off", f"{what} needs carry=off: a carried feature would teach level 0")
             return
         require(self.warm_start != "none", f"{what} needs warm_start: a drafter whose weights stay")
-        learns = self.lens or self.query_slot == "self_query"
-        require(learns, f"{what} leaves nothing to train: take lens=true or query_slot=self_query")
         idle = self.level1_weight == 0 and self.carry == "off"
         require(not idle, f"{what} trains nothing with level1_weight=0 and carry=off")
 
     def _refuse(self, names: tuple[str, ...], why: str) -> None:
         """Raises UserError if one of the settings is not at its default, since none has an effect."""
-        changed = [f.name for f in fields(self) if f.name in names and getattr(self, f.name) != f.default]
+        idle = {f.name: (f.default, FORMER.get(f.name, f.default)) for f in fields(self) if f.name in names}
+        changed = [name for name, values in idle.items() if getattr(self, name) not in values]
         require(not changed, f"{', '.join(changed)} would change nothing: {why}")
 
     @property
@@ -161,9 +166,46 @@ class TrainConfig:
         return RECIPES[self.method]
 
     @property
+    def has_lens(self) -> bool:
+        return self.lens and self.recipe.level1
+
+    @property
+    def has_own_weights(self) -> bool:
+        """Whether level 1 has some."""
+        return self.lens or self.query_slot == "self_query"
+
+    @property
+    def taught_by(self) -> Literal["both", "level0", "none"]:
+        """``shared_loss``, and what ``auto`` comes to. Without level 1 there is but one loss: then both."""
+        if not self.recipe.level1:
+            return "both"
+        if self.shared_loss != "auto":
+            return self.shared_loss
+        say = self.carry != "off" or self.attach != 1 or self.balance_weight > 0 or self.parallel == "shard"
+        return "both" if say or not self.has_own_weights else "level0"
+
+    @property
+    def decisive(self) -> dict[str, Any]:
+        """The settings that the method has a use for, with what ``auto`` comes to."""
+        found = asdict(self) | {"shared_loss": self.taught_by}
+        return {name: value for name, value in found.items() if name not in idle(self.method)}
+
+    @property
     def second_look(self) -> SecondLook | None:
         """How level 1 looks; None where there is none."""
         return SecondLook(**{name: getattr(self, name) for name in LOOK}) if self.recipe.level1 else None
+
+
+def idle(method: str) -> tuple[str, ...]:
+    """Settings that the method has no use for."""
+    recipe = RECIPES[method]
+    return (() if recipe.level1 else LEVEL1) + (() if recipe.top_k_loss else TOP_K)
+
+
+def unusual(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Of the settings of a run those that make it another one than today's defaults would."""
+    usual, without = {f.name: f.default for f in fields(TrainConfig)}, idle(settings["method"])
+    return {name: value for name, value in settings.items() if name not in without and value != usual.get(name)}
 
 
 def list_settings() -> str:

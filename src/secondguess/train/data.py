@@ -33,7 +33,7 @@ class Response:
 def read_responses(path: Path, vocab_size: int, say: Callable[[str], None] = lambda text: None) -> list[Response]:
     """Read JSONL rows ``{"id", "prompt_len", "input_ids"}`` and, if given, "temperature" and "template_variables".
 
-    ``say`` hears of rows too short to train on.
+    ``say`` hears of rows too short to train on, and of ids that return (see ``split_held_out``).
 
     Raises UserError naming the line that is wrong.
     """
@@ -51,6 +51,8 @@ def read_responses(path: Path, vocab_size: int, say: Callable[[str], None] = lam
         raise UserError(f"{path} holds no responses with an answer of two tokens or more")
     if len(responses) < len(rows):
         say(f"{len(rows) - len(responses)} of {len(rows)} responses left out: answers of one token train nothing")
+    if repeated := len(responses) - len({r.id for r in responses}):
+        say(f"{repeated} of {len(rows)} responses left out: an earlier one has their id")
     return responses
 
 
@@ -96,13 +98,15 @@ LATER_TURN = re.compile(r"#([2-9]|[1-9]\d+)$")
 def split_held_out(responses: Sequence[Response], share: float) -> tuple[list[int], list[int]]:
     """Indices (training, held-out), by a hash of the id: adding data never moves a row from one side to the other.
 
-    Turns of one conversation (``ID``, ``ID#2``, ...) stay together: a later one holds the text of those before. The
-    hash is not the one that ``prepare`` goes by, which answers small ones first: of an interrupted run all would be
-    held out.
+    Turns of one conversation (``ID``, ``ID#2``, ...) stay together: a later one holds the text of those before. Of
+    responses with one id the first counts. The hash is not the one that ``prepare`` goes by, which answers small ones
+    first: of an interrupted run all would be held out.
     """
     training: list[int] = []
     held_out: list[int] = []
-    for i, response in enumerate(responses):
+    firsts = {response.id: i for i, response in reversed([*enumerate(responses)])}
+    for i in sorted(firsts.values()):
+        response = responses[i]
         # "surrogatepass": JSON may escape half of a character.
         conversation = LATER_TURN.sub("", response.id).encode(errors="surrogatepass")
         hashed = hashlib.sha256(b"held out\n" + conversation).digest()

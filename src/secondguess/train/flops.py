@@ -25,7 +25,8 @@ def step_flops(
 ) -> float:
     """Of a training step over responses of (length, prompt length), the targets' among it.
 
-    ``rho``: the share of rows that get a second look, 0 without level 1. Recomputed products do not count.
+    ``rho``: the share of rows that get a second look, 0 without level 1, as if each row's target token could be offered
+    (of the others none is looked at again, so this is a few percent too much). Recomputed products do not count.
     """
     total = 0.0
     for length, prompt_len in responses:

@@ -22,8 +22,9 @@ class Reading:
 
     loss_X: Tensor
     confidence_X: Tensor  # the drafter's own top-1 probability
-    right_X: Tensor  # 1.0 where its best token is the target's, else 0.0
+    right_X: Tensor  # 1.0 where its best token, the first of equals, is the target's, else 0.0
     next_logp_X: Tensor  # log-prob of the text's next token, -inf if it cannot be offered
+    kept_X: Tensor  # bool: the target's token can be offered: only such rows are trained
     drift_X: Tensor | None = None  # KL from a reference's distribution, if there is one
 
 
@@ -47,9 +48,10 @@ class Head:
         logq_XV = full_precision(self.drafter.logits(f_XH)).log_softmax(dim=-1)
         loss_X = self.loss(logq_XV, self.target(at_X))
         with torch.no_grad():
-            top_X, next_X, best_X = logq_XV.amax(dim=-1), self.next_ids_T[at_X], self.batch.best_T[at_X]
-            right_X = (log_probs_of(best_X, logq_XV) == top_X).to(logq_XV.dtype)
-            known = (top_X.exp(), right_X, log_probs_of(next_X, logq_XV))
+            top_X, guess_X = logq_XV.max(dim=-1)
+            next_X, best_X = self.next_ids_T[at_X], self.batch.best_T[at_X]
+            right_X = (guess_X == best_X).to(logq_XV.dtype)
+            known = (top_X.exp(), right_X, log_probs_of(next_X, logq_XV), self.batch.offered_T[at_X])
         if self.reference is None or reference_XH is None:
             return loss_X, *known
         with torch.no_grad():

@@ -11,7 +11,8 @@ from secondguess.drafter.model import Drafter
 from secondguess.train.config import TrainConfig
 from secondguess.train.data import Response
 from secondguess.train.learner import Learner
-from secondguess.train.objective import Tally, objectives, reconsider_of
+from secondguess.train.objective import objectives, reconsider_of
+from secondguess.train.tally import Tally
 from secondguess.train.tau import held_out_tau
 
 
@@ -29,15 +30,15 @@ class Judge:
 
         Each process does its share. ``drafter`` is the learner's, with all its weights.
         """
-        tally, look = Tally(), reconsider_of(self.config, 0)
+        sums_TF, look = learner.nothing(), reconsider_of(self.config, 0)
         # Nothing carried: level 0 then does what EAGLE's does, and their numbers compare.
         look = look and replace(look, rho=1.0, carry="off")
         size = self.config.batch_size
         batches = [self.held_out[i : i + size] for i in range(0, len(self.held_out), size)]
         with learner.products():
             for indices in learner.processes.share(batches):
-                tally.add(objectives(drafter, learner.feed.batch(indices), self.config, look)[2])
-        return learner.total(0.0, tally)[1].summary()
+                sums_TF += objectives(drafter, learner.feed.batch(indices), self.config, look)[2]
+        return Tally.of(learner.processes.add(sums_TF)).summary()
 
     def tau(self, drafter: Drafter, learner: Learner) -> dict[str, float | None]:
         """See ``held_out_tau``."""
@@ -45,8 +46,7 @@ class Judge:
 
 
 def pick_replayed(responses: Sequence[Response], held_out: Sequence[int], limit: int) -> list[int]:
-    """Evenly spaced among the held-out responses, the greedy ones if the data knows temperatures."""
-    known = any(r.temperature is not None for r in responses)
-    fit = [i for i in held_out if not known or responses[i].temperature == 0]
+    """Evenly spaced among the held-out responses: the greedy ones, or all if none is known to be."""
+    fit = [i for i in held_out if responses[i].temperature == 0] or held_out
     limit = min(limit, len(fit))
     return [fit[n * len(fit) // limit] for n in range(limit)]

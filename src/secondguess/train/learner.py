@@ -6,7 +6,6 @@ import contextlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 
 import torch
@@ -19,10 +18,11 @@ from secondguess.train.config import TrainConfig
 from secondguess.train.device import use_bfloat16
 from secondguess.train.feed import Feed
 from secondguess.train.flops import step_flops
-from secondguess.train.objective import Tally, objectives, reconsider_of
+from secondguess.train.objective import objectives, reconsider_of
 from secondguess.train.parallel import Processes, add_gradients, parallelize, whole
 from secondguess.train.second import Reconsider
 from secondguess.train.start import new_optimizer
+from secondguess.train.tally import nothing
 
 
 class Diverged(ArithmeticError):
@@ -33,9 +33,11 @@ class Diverged(ArithmeticError):
 class Done:
     """What a step came to, over all its batches and processes."""
 
+    sums_TF: Tensor  # float64, see ``tally``
+    tokens: float  # trained, each counted once: the rows of the first unroll step
     loss: float
     grad_norm: float  # before clipping
-    tally: Tally
+    level1_grad_norm: float | None = None  # of level 1's own weights, where they are clipped apart
 
 
 class Loss(nn.Module):
@@ -47,7 +49,7 @@ class Loss(nn.Module):
 
     def forward(
         self, batch: Batch, look: Reconsider | None, step_rows: Sequence[float]
-    ) -> tuple[Tensor, Tensor, Tally]:
+    ) -> tuple[Tensor, Tensor, Tensor]:
         return objectives(self.drafter, batch, self.config, look, step_rows, self.anchor)
 
 
@@ -63,7 +65,7 @@ class Learner:
         own = drafter.config.level1_tensors
         named = list(drafter.named_parameters())
         self.shared, self.own = [p for n, p in named if n not in own], [p for n, p in named if n in own]
-        if config.shared_loss == "none":
+        if config.taught_by == "none":
             for p in self.shared:
                 p.requires_grad_(False)
         self.loss = parallelize(loss, config.parallel, self.device)
@@ -74,44 +76,49 @@ class Learner:
 
     def step(self, number: int, batches: Sequence[list[int]], lr: float) -> Done:
         """Move the weights once, by the gradient over ``batches`` of responses. Raises Diverged, and moves nothing, if
-        it is no number.
+        the loss or a gradient is no number.
         """
         for group in self.optimizer.param_groups:
             group["lr"] = lr
-        loss, tally = self.gradients(number, batches)
-        norm = self.clip()
-        done = Done(loss, whole(norm.detach()).item(), tally)
-        for name, value in (("loss", done.loss), ("gradient", done.grad_norm)):
+        loss, sums_TF = self.gradients(number, batches)
+        norms = [whole(norm.detach()).to(loss) for norm in self.clip()]
+        numbers = torch.stack([sums_TF[0, 0], loss, *norms]).tolist()  # at once: all wait for the device here
+        for name, value in zip(("loss", "gradient", "gradient of level 1"), numbers[1:], strict=False):
             if not math.isfinite(value):
                 fix = "nothing is exported; lower lr or clip, and choose another out folder"
                 raise Diverged(f"the {name} is {value} at step {number + 1}: {fix}")
         self.optimizer.step()
         if self.anchor:
             self.anchor.follow(self.drafter)
-        return done
+        return Done(sums_TF, *numbers)
 
-    def gradients(self, number: int, batches: Sequence[list[int]]) -> tuple[float, Tally]:
+    def gradients(self, number: int, batches: Sequence[list[int]]) -> tuple[Tensor, Tensor]:
         """Leave with the weights the gradient of a step over all ``batches``, of which this process reads its share.
+
+        Returns the loss and ``sums_TF`` (see ``tally``) of all processes, both float64.
 
         Which rows are the most doubtful (``rho``, ``carry``) is settled within a share; else the split changes nothing.
         """
         self.optimizer.zero_grad(set_to_none=True)
         with self.products():
             mine = [self.feed.batch(self.share(indices)) for indices in batches]
-        counted = [trained_rows(batch, self.config.unroll_steps) for batch in mine]
-        step_rows = [sum(rows) for rows in zip(*chain.from_iterable(self.processes.gather(counted)), strict=True)]
-        loss, tally = 0.0, Tally()
+        counted = torch.stack([trained_rows(batch, self.config.unroll_steps) for batch in mine])
+        step_rows = self.processes.add(counted.sum(0)).tolist()
+        loss, sums_TF = torch.zeros((), dtype=torch.float64, device=self.device), self.nothing()
         for i, batch in enumerate(mine):
             part = (number * len(batches) + i) * self.processes.count + self.processes.rank
             with self.products():
                 level0, level1, seen = self.loss(batch, reconsider_of(self.config, part), step_rows)
             self.backward(level0, level1)
-            loss += (level0 + level1).item()
-            tally.add(seen)
-        if self.processes.count == 1:
-            return loss, tally
-        add_gradients(self.drafter.parameters())
-        return self.total(loss, tally)
+            loss += (level0 + level1).detach()
+            sums_TF += seen
+        if self.processes.count > 1:
+            add_gradients(self.drafter.parameters())
+        total = self.processes.add(torch.cat([loss[None], sums_TF.flatten()]))
+        return total[0], total[1:].view_as(sums_TF)
+
+    def nothing(self) -> Tensor:
+        return nothing(self.config.unroll_steps, self.device)
 
     def share(self, indices: list[int]) -> list[int]:
         """The responses of a batch that this process reads. All wait for the slowest, so each has the same to do."""
@@ -121,29 +128,20 @@ class Learner:
         """Of a step over these responses, by all processes."""
         spans = ((len(r.input_ids), r.prompt_len) for r in (self.feed.responses[i] for i in indices))
         rho = self.config.rho if self.config.recipe.level1 else 0.0
-        return step_flops(self.drafter.config, spans, self.config.unroll_steps, rho, self.config.shared_loss)
+        return step_flops(self.drafter.config, spans, self.config.unroll_steps, rho, self.config.taught_by)
 
     def backward(self, level0: Tensor, level1: Tensor) -> None:
         """Add to the gradients; each level's to its own weights alone where level 1 has no say in the shared ones."""
-        if self.config.shared_loss != "level0":
+        if self.config.taught_by != "level0":
             (level0 + level1).backward()
             return
         level0.backward(inputs=self.shared)
         level1.backward(inputs=self.own)
 
-    def clip(self) -> Tensor:
+    def clip(self) -> list[Tensor]:
         """Clip the gradients, and return their norm before. Where level 1 has no say in the shared weights, its own
-        neither: then the norm is that of the shared ones.
+        neither: then the norms are that of the shared ones, and that of its own.
         """
-        if self.config.shared_loss != "level0":
-            return nn.utils.clip_grad_norm_(self.drafter.parameters(), self.config.clip)
-        nn.utils.clip_grad_norm_(self.own, self.config.clip)
-        return nn.utils.clip_grad_norm_(self.shared, self.config.clip)
-
-    def total(self, loss: float, tally: Tally) -> tuple[float, Tally]:
-        """The sums of what each process found."""
-        whole_loss, whole_tally = 0.0, Tally()
-        for other_loss, other_tally in self.processes.gather((loss, tally)):
-            whole_loss += other_loss
-            whole_tally.add(other_tally)
-        return whole_loss, whole_tally
+        if self.config.taught_by != "level0":
+            return [nn.utils.clip_grad_norm_(self.drafter.parameters(), self.config.clip)]
+        return [nn.utils.clip_grad_norm_(weights, self.config.clip) for weights in (self.shared, self.own)]

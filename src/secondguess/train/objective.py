@@ -22,7 +22,7 @@ from secondguess.train.config import TrainConfig
 from secondguess.train.head import Head, Reading
 from secondguess.train.losses import level1_weight, loss_of, spoilt
 from secondguess.train.second import Reconsider, Second, fed_back, look_again
-from secondguess.train.tally import Tally
+from secondguess.train.tally import NAMES, nothing
 from secondguess.train.unroll import Drafts, advance, begin, level0
 
 
@@ -31,7 +31,6 @@ class Step:
     """What one unroll step predicts."""
 
     drafts: Drafts
-    kept_X: Tensor  # bool: only these rows are trained, the target's token can be offered there
     first: Reading
     second: Second | None
 
@@ -58,7 +57,7 @@ def steps(
         if reconsider:
             second = look_again(drafter, head, drafts, first, reconsider)
             g_XH = fed_back(drafts.f_XH, first, second, reconsider.carry, coin)
-        yield Step(drafts, batch.offered_T[drafts.at_X], first, second)
+        yield Step(drafts, first, second)
         last = drafts.step + 1 == num_steps
         drafts = None if last else advance(drafter, batch, drafts, g_XH if through_time else g_XH.detach())
 
@@ -70,20 +69,21 @@ def objectives(
     reconsider: Reconsider | None,
     step_rows: Sequence[float] | None = None,
     anchor: Anchor | None = None,
-) -> tuple[Tensor, Tensor, Tally]:
-    """The loss of each level, and what they were made of.
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The loss of each level, and what they were made of (``sums_TF``, see ``tally``).
 
     ``step_rows``: trained rows per unroll step of all the batches whose losses are added up; by default of this one.
     """
     level0 = level1 = batch.taps_TLH.new_zeros((), dtype=torch.float32)
-    tally, head = Tally(), Head(drafter, batch, loss_of(config), anchor.reference if anchor else None)
+    sums_TF = nothing(config.unroll_steps, batch.taps_TLH.device)
+    head = Head(drafter, batch, loss_of(config), anchor.reference if anchor else None)
     for j, step in enumerate(steps(drafter, head, config.unroll_steps, reconsider, config.recipe.through_time)):
-        rows = max(1, step_rows[j]) if step_rows else step.kept_X.sum().clamp(min=1)
+        rows = max(1, step_rows[j]) if step_rows else step.first.kept_X.sum().clamp(min=1)
         weight = config.step_decay**j / rows
         level0 = level0 + weight * level0_loss(step, config)
         level1 = level1 + weight * level1_loss(step, config)
-        tally.append(count(step))
-    return level0, level1, tally
+        sums_TF[j] = count(step)
+    return level0, level1, sums_TF
 
 
 def level0_loss(step: Step, config: TrainConfig) -> Tensor:
@@ -91,40 +91,38 @@ def level0_loss(step: Step, config: TrainConfig) -> Tensor:
     loss_X = step.first.loss_X
     if step.first.drift_X is not None:
         loss_X = loss_X + config.balance_weight * step.first.drift_X
-    return (loss_X * step.kept_X).sum()
+    return (loss_X * step.first.kept_X).sum()
 
 
 def level1_loss(step: Step, config: TrainConfig) -> Tensor:
     """Sum over the trained rows of an unroll step that got a second look; 0 where there is none."""
     if step.second is None:
         return step.first.loss_X.new_zeros(())
-    return (level1_losses(step.first, step.second, config) * step.kept_X[step.second.looked_X]).sum()
+    return (level1_losses(step.first, step.second, config) * step.first.kept_X[step.second.looked_Y]).sum()
 
 
 def level1_losses(first: Reading, second: Second, config: TrainConfig) -> Tensor:
     """[Y]: lambda w_p times level 1's loss, and the balance terms that lie there."""
     beta, loss1_Y = config.balance_weight, second.reading.loss_X
-    w_Y = level1_weight(first.confidence_X[second.looked_X], beta if config.balance == "floor" else 0.0)
+    w_Y = level1_weight(first.confidence_X[second.looked_Y], beta if config.balance == "floor" else 0.0)
     loss_Y = config.level1_weight * w_Y * loss1_Y
     if config.balance == "hinge":
-        loss_Y = loss_Y + beta * spoilt(loss1_Y, first.loss_X[second.looked_X])
+        loss_Y = loss_Y + beta * spoilt(loss1_Y, first.loss_X[second.looked_Y])
     return loss_Y
 
 
 @torch.no_grad()
-def count(step: Step) -> Tally:
-    first, second, kept_X = step.first, step.second, step.kept_X
-    tally = Tally(summed(kept_X), summed(kept_X * first.loss_X), summed(kept_X * first.right_X))
+def count(step: Step) -> Tensor:
+    """float64 [F]: the fields of ``Tally``."""
+    first, second, kept_X = step.first, step.second, step.first.kept_X
+    sums = {"rows": kept_X.sum(), "loss0": (kept_X * first.loss_X).sum(), "right0": (kept_X * first.right_X).sum()}
     if first.drift_X is not None:
-        tally.drift = summed(kept_X * first.drift_X)
+        sums["drift"] = (kept_X * first.drift_X).sum()
     if second is not None:
-        kept_Y, right0_Y, right1_Y = kept_X[second.looked_X], first.right_X[second.looked_X], second.reading.right_X
-        tally.looked, tally.loss1 = summed(kept_Y), summed(kept_Y * second.reading.loss_X)
-        tally.right1 = summed(kept_Y * right1_Y)
-        tally.broken = summed(kept_Y * right0_Y * (1 - right1_Y))
-        tally.mended = summed(kept_Y * (1 - right0_Y) * right1_Y)
-    return tally
-
-
-def summed(x: Tensor) -> list[float]:
-    return [float(x.sum())]
+        kept_Y, right0_Y, right1_Y = kept_X[second.looked_Y], first.right_X[second.looked_Y], second.reading.right_X
+        sums["looked"], sums["loss1"] = kept_Y.sum(), (kept_Y * second.reading.loss_X).sum()
+        sums["right1"] = (kept_Y * right1_Y).sum()
+        sums["broken"] = (kept_Y * right0_Y * (1 - right1_Y)).sum()
+        sums["mended"] = (kept_Y * (1 - right0_Y) * right1_Y).sum()
+    zero = torch.zeros((), dtype=torch.float64, device=kept_X.device)
+    return torch.stack([sums.get(name, zero).double() for name in NAMES])

@@ -1,6 +1,11 @@
 """Several processes that train one drafter: started by torchrun, each on its share of every batch.
 
 Losses are normalised by the rows of all of them, so the gradient of a step is a sum and their number changes nothing.
+
+That is why gradients are added up here and not by torch's DistributedDataParallel. It takes means; it wants one
+backward pass that reaches all weights, where ``shared_loss=level0`` takes two that reach some each; and what it is
+good at, sending gradients while others are still computed, gains nothing for one layer: a step sends them once, after
+all its batches, in one piece.
 """
 
 from __future__ import annotations
@@ -54,6 +59,12 @@ class Processes:
         if self.count > 1:
             dist.all_gather_object(values, value)
         return values
+
+    def add(self, x: Tensor) -> Tensor:
+        """The sum over all processes, in place."""
+        if self.count > 1:
+            dist.all_reduce(x)
+        return x
 
     def wait(self) -> None:
         """Until all are here."""

@@ -1,6 +1,7 @@
 """A training run on disk.
 
-run.yaml, record.json    the settings in full; command, versions and machine
+run.yaml                 the settings in full
+record.json              of every session: the step that it began at, command, versions and machine
 log.jsonl, curves.png    a line for every evaluation; the same drawn, if matplotlib is there
 resume.pt                the state to go on from
 drafter-latest/          the drafter of that state, as it would be served
@@ -12,7 +13,7 @@ from __future__ import annotations
 import json
 import zipfile
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,10 @@ from secondguess.errors import UserError
 from secondguess.train.config import TrainConfig, dump_config
 
 # What decides no result: where things lie, what computes and who is told.
-OUTSIDE = ("out", "trust_remote_code", "captures", "warm_start", "device", "parallel", "track")
+OUTSIDE = (
+    "responses", "out", "trust_remote_code", "captures", "warm_start", "eval_every", "save_every", "device", "parallel",
+    "track",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +72,20 @@ class RunFolder:
             raise UserError(f"{self.path} holds a run with another {', '.join(changed)}: choose another out folder")
         return state
 
-    def start(self, record: Mapping[str, Any], log_bytes: int) -> None:
-        """Write what the run is, and cut the log back to where the run goes on."""
+    def start(self, record: Mapping[str, Any], step: int, log_bytes: int) -> None:
+        """Write what the run is and who goes on with it from ``step``, and cut the log back to there."""
         self.path.mkdir(parents=True, exist_ok=True)
         self._write_text("run.yaml", dump_config(self.config))
-        self._write_text("record.json", json.dumps(record, indent=1) + "\n")
+        sessions = [*(self.records() if step else []), {"from_step": step, **record}]
+        self._write_text("record.json", json.dumps(sessions, indent=1) + "\n")
         with self.log_path.open("a") as file:
             file.truncate(log_bytes)
+
+    def records(self) -> list[dict[str, Any]]:
+        """Of the sessions so far; of a run that kept one record, that one."""
+        path = self.path / "record.json"
+        found = json.loads(path.read_text()) if path.is_file() else []
+        return found if isinstance(found, list) else [found]
 
     def log(self, line: Mapping[str, Any]) -> None:
         with self.log_path.open("a") as file:
@@ -93,7 +104,7 @@ class RunFolder:
     @property
     def settings(self) -> dict[str, Any]:
         """Those that decide the result."""
-        return {key: value for key, value in asdict(self.config).items() if key not in OUTSIDE}
+        return {key: value for key, value in self.config.decisive.items() if key not in OUTSIDE}
 
     def _identity(self) -> dict[str, Any]:
         return {**self.settings, **self.inputs}

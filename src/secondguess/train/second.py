@@ -31,30 +31,30 @@ class Reconsider:
 
 @dataclass(frozen=True, slots=True)
 class Second:
-    """Level 1 of a step. ``looked_X`` (bool) marks the drafts that the rest is about, in order."""
+    """Level 1 of a step. ``looked_Y`` (int64, ascending): the drafts that the rest is about."""
 
-    looked_X: Tensor
+    looked_Y: Tensor
     f_YH: Tensor
     reading: Reading
 
 
 def look_again(drafter: Drafter, head: Head, drafts: Drafts, first: Reading, reconsider: Reconsider) -> Second:
     """Send the features of the most doubtful rows through M once more."""
-    looked_X = most_doubtful(first, reconsider.rho)
-    f_YH = second_features(drafter, drafts, looked_X, reconsider)
-    return Second(looked_X, f_YH, head.read(f_YH, drafts.at_X[looked_X]))
+    looked_Y = most_doubtful(first, reconsider.rho).nonzero().squeeze(1)
+    f_YH = second_features(drafter, drafts, looked_Y, reconsider)
+    return Second(looked_Y, f_YH, head.read(f_YH, drafts.at_X[looked_Y]))
 
 
-def second_features(drafter: Drafter, drafts: Drafts, looked_X: Tensor, reconsider: Reconsider) -> Tensor:
+def second_features(drafter: Drafter, drafts: Drafts, looked_Y: Tensor, reconsider: Reconsider) -> Tensor:
     """f' [Y, H] = M(what ``ask`` makes of f), which sees what level 0 saw, level 0's own keys, and itself."""
-    look, seen = reconsider.look, drafts.seen.take(looked_X)
-    f_YH = lean(drafts.f_XH[looked_X], reconsider.attach)
+    look, seen = reconsider.look, drafts.seen.take(looked_Y)
+    f_YH = lean(drafts.f_XH[looked_Y], reconsider.attach)
 
     def asked(e_YH: Tensor, f_YH: Tensor) -> tuple[Tensor, Tensor]:
         return ask(drafter, look, e_YH, f_YH)
 
-    e_YH, g_YH = by_chunks(asked, drafter.config.draft_vocab_size, drafts.e_XH[looked_X], f_YH)
-    position_Y = drafts.position_X[looked_X] + (1 if look.query_rope == "next" else 0)
+    e_YH, g_YH = by_chunks(asked, drafter.config.draft_vocab_size, drafts.e_XH[looked_Y], f_YH)
+    position_Y = drafts.position_X[looked_Y] + (1 if look.query_rope == "next" else 0)
     seen = seen if look.see_own_level0 else seen.without_newest()
     return forward(drafter, e_YH, g_YH, position_Y, seen)[0]
 
@@ -65,11 +65,11 @@ def lean(f: Tensor, attach: float) -> Tensor:
 
 
 def most_doubtful(first: Reading, share: float) -> Tensor:
-    """bool [X]: the ``share`` least confident rows, at least one."""
-    chosen_X = torch.zeros_like(first.confidence_X, dtype=torch.bool)
-    count = max(1, round(share * len(chosen_X)))
-    chosen_X[(1 - first.confidence_X).topk(count).indices] = True
-    return chosen_X
+    """bool [X]: of the trained rows the ``share`` least confident. At least one row: where none is trained, any."""
+    doubt_X = (1 - first.confidence_X).masked_fill(~first.kept_X, -1)
+    order_X = doubt_X.argsort(descending=True, stable=True)
+    rank_X = order_X.argsort()
+    return rank_X < (share * first.kept_X.sum()).round().clamp(min=1)
 
 
 def fed_back(f_XH: Tensor, first: Reading, second: Second, carry: str, coin: torch.Generator) -> Tensor:
@@ -77,7 +77,7 @@ def fed_back(f_XH: Tensor, first: Reading, second: Second, carry: str, coin: tor
     if carry == "off":
         return f_XH  # and no path for gradients, either
     carried_X = carried_rows(first, second, carry, coin)
-    return f_XH.index_put((carried_X,), second.f_YH[carried_X[second.looked_X]].to(f_XH.dtype))
+    return f_XH.index_put((carried_X,), second.f_YH[carried_X[second.looked_Y]].to(f_XH.dtype))
 
 
 def carried_rows(first: Reading, second: Second, carry: str, coin: torch.Generator) -> Tensor:
@@ -86,11 +86,11 @@ def carried_rows(first: Reading, second: Second, carry: str, coin: torch.Generat
     ``half``: a random half of the more doubtful half. ``merge``: those where level 1 gives the text's next token, which
     the next step reads, more probability than level 0 does: then serving's merge would feed it from level 1, too.
     """
-    looked_X = second.looked_X
+    looked_X = torch.zeros_like(first.kept_X).index_fill(0, second.looked_Y, True)
     if carry == "half":
         toss_X = torch.rand(len(looked_X), generator=coin).to(looked_X.device) < 0.5
         return looked_X & most_doubtful(first, 0.5) & toss_X
     if carry == "merge":
-        better_Y = second.reading.next_logp_X > first.next_logp_X[looked_X]
-        return looked_X.masked_scatter(looked_X, better_Y)
+        better_Y = second.reading.next_logp_X > first.next_logp_X[second.looked_Y]
+        return looked_X.index_put((second.looked_Y,), better_Y)
     return looked_X

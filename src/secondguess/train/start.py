@@ -30,7 +30,9 @@ def start_drafter(target: HFTarget, config: TrainConfig, counts: Tensor) -> Draf
 
 def new_drafter(target: HFTarget, config: TrainConfig, target_ids: Tensor) -> Drafter:
     """A drafter for ``target`` at its start point."""
-    shape = drafter_config(target.model, config.draft_vocab_size, config.second_look, config.num_layers, config.lens)
+    shape = drafter_config(
+        target.model, config.draft_vocab_size, config.second_look, config.num_layers, config.has_lens
+    )
     drafter = Drafter(shape, target.embedding.detach().float().cpu(), target_ids)
     initialise(drafter, head_rows(target.head_weight, target_ids), final_norm_gain(target.model), config.seed)
     return drafter
@@ -52,7 +54,7 @@ def warm_drafter(target: HFTarget, config: TrainConfig) -> Drafter:
     other = f"drafter {folder} offers {found.config.draft_vocab_size} tokens, not {config.draft_vocab_size}"
     kept = config.draft_vocab_size in (found.config.draft_vocab_size, DRAFT_VOCABULARY)
     require(kept, f"{other}, and keeps its vocabulary: leave draft_vocab_size out, or start from another")
-    shape = replace(found.config, second_look=config.second_look, lens=config.lens)
+    shape = replace(found.config, second_look=config.second_look, lens=config.has_lens)
     drafter = Drafter(shape, found.embedding, found.target_ids)
     drafter.target_embedding = found.target_embedding
     drafter.tap_index = tuple(range(shape.num_taps))  # it is fed what it reads and nothing else: see tap_layers_of
@@ -80,7 +82,7 @@ def unlike_new(drafter: Drafter, target: HFTarget, config: TrainConfig) -> dict[
     Another import of the same weights is another start point.
     """
     c = drafter.config
-    shape = drafter_config(target.model, c.draft_vocab_size, config.second_look, config.num_layers, config.lens)
+    shape = drafter_config(target.model, c.draft_vocab_size, config.second_look, config.num_layers, config.has_lens)
     new = asdict(replace(shape, max_position_embeddings=c.max_position_embeddings))  # which changes no number
     return {name: value for name, value in asdict(c).items() if value != new[name]} or None
 

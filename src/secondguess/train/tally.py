@@ -1,11 +1,18 @@
-"""What training steps came to, in numbers that add up."""
+"""What training steps came to, in numbers that add up.
+
+While steps run they stay on the device, float64 ``sums_TF``: T unroll steps, F numbers of each, in the order of the
+fields of ``Tally``, which is how they are read.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+
+import torch
+from torch import Tensor
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Tally:
     """Sums over trained rows, per unroll step; level 1's are over the rows that got a second look."""
 
@@ -19,22 +26,26 @@ class Tally:
     mended: list[float] = field(default_factory=list)  # level 0 wrong, level 1 right
     drift: list[float] = field(default_factory=list)  # of level 0 from an anchor
 
-    def append(self, step: Tally) -> None:
-        """Put the tally of one more unroll step behind."""
-        for name in self.__slots__:
-            getattr(self, name).extend(getattr(step, name))
+    @classmethod
+    def of(cls, sums_TF: Tensor) -> Tally:
+        """Unroll steps behind the last that had a row are left out."""
+        steps = sums_TF.tolist()
+        while steps and not steps[-1][0]:
+            steps.pop()
+        return cls(*map(list, zip(*steps, strict=True)))
 
-    def add(self, other: Tally) -> None:
-        for name in self.__slots__:
-            ours, theirs = getattr(self, name), getattr(other, name)
-            ours.extend([0.0] * (len(theirs) - len(ours)))
-            for j, value in enumerate(theirs):
-                ours[j] += value
+    def sums(self, num_steps: int) -> Tensor:
+        """What it is ``of``, with so many unroll steps; numbers that it lacks are 0."""
+        sums_TF = nothing(num_steps)
+        for f, name in enumerate(NAMES):
+            values = getattr(self, name)
+            sums_TF[: len(values), f] = torch.tensor(values, dtype=sums_TF.dtype)
+        return sums_TF
 
     def summary(self) -> dict[str, list[float]]:
         """Means per unroll step."""
         out = {"loss0": ratio(self.loss0, self.rows), "top1_0": ratio(self.right0, self.rows)}
-        if self.drift:
+        if any(self.drift):
             out["drift"] = ratio(self.drift, self.rows)
         if any(self.looked):
             wrong0 = [n - r for n, r in zip(self.looked, self.right0_looked(), strict=True)]
@@ -49,6 +60,14 @@ class Tally:
 
     def right0_looked(self) -> list[float]:
         return [r1 - m + b for r1, m, b in zip(self.right1, self.mended, self.broken, strict=True)]
+
+
+NAMES = tuple(f.name for f in fields(Tally))
+
+
+def nothing(num_steps: int, device: torch.device | str = "cpu") -> Tensor:
+    """``sums_TF`` of no rows."""
+    return torch.zeros(num_steps, len(NAMES), dtype=torch.float64, device=device)
 
 
 def ratio(numerators: list[float], denominators: list[float]) -> list[float]:

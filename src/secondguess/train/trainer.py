@@ -25,6 +25,7 @@ from secondguess.train.feed import Feed
 from secondguess.train.flops import matmul_peak
 from secondguess.train.judge import Judge, pick_replayed
 from secondguess.train.learner import Learner
+from secondguess.train.memory import Memory
 from secondguess.train.meter import Window
 from secondguess.train.origin import origin_of
 from secondguess.train.own import check_answers
@@ -68,6 +69,7 @@ class Trainer:
             self.drafter.load_state_dict(state["drafter"])
         feed = make_feed(target, responses, source, self.drafter.target_ids)
         self.learner = Learner(self.drafter.to(target.spec.device), feed, config, self.processes)
+        self.memory = Memory(self.learner.device)
         if state:
             self.resume(state)
 
@@ -77,7 +79,7 @@ class Trainer:
             self.learner.anchor.load_state_dict(state["anchor"])
         self.step = self.num_saved = state["step"]
         self.seconds, self.log_bytes = state["seconds"], state["log_bytes"]
-        self.window = Window.of(state["window"])
+        self.window = Window.of(state["window"], self.config.unroll_steps)
 
     # -- the loop ------------------------------------------------------------------------------------------------
 
@@ -90,11 +92,14 @@ class Trainer:
 
         ``on_step`` hears the number of steps done and the last loss, ``on_log`` each line of the log. A
         KeyboardInterrupt raised by ``on_step`` loses nothing: the run goes on from that step. (Several processes go on
-        from where they saved last: they may have been interrupted in different steps.) Raises Diverged.
+        from where they saved last: they may have been interrupted in different steps.) A run that is finished is left
+        as it is. Raises Diverged.
         """
+        if self.finished:
+            return
         with locked(self.folder.path) if self.processes.first else contextlib.nullcontext():
             if self.processes.first:
-                self.folder.start(self.record, self.log_bytes)
+                self.folder.start(self.record, self.step, self.log_bytes)
                 self.surprise = check_answers(self.learner.feed, self.training)
             for indices in self.plan.steps_from(self.step):
                 loss = self.train_step(indices)
@@ -111,10 +116,16 @@ class Trainer:
                     raise
             self.export(whole_drafter(self.drafter), self.folder.drafter)
 
+    @property
+    def finished(self) -> bool:
+        """Whether nothing is left to do: all steps are done, and the drafter is written."""
+        return self.step == self.plan.num_steps and (self.folder.drafter / "config.json").is_file()
+
     def train_step(self, indices: list[int]) -> float:
         """Train on these responses and return the loss."""
         clock, batches = time.perf_counter(), self.plan.micro_batches(indices)
-        done = self.learner.step(self.step, batches, self.plan.learning_rate(self.step))
+        with self.memory.of_a_step():
+            done = self.learner.step(self.step, batches, self.plan.learning_rate(self.step))
         seconds = time.perf_counter() - clock
         self.window.add(done, seconds, self.learner.flops(indices))
         self.step += 1
@@ -145,7 +156,7 @@ class Trainer:
             **self.window.summary(),
             "held_out": self.judge.losses(drafter, self.learner),
             **self.judge.tau(drafter, self.learner),
-            "speed": self.window.speed(peak, device),
+            "speed": self.window.speed(peak) | self.memory.summary(),
         }
         if self.processes.first:
             self.folder.log(line)
@@ -189,7 +200,7 @@ class Trainer:
                 **self.origin.notes,
                 "vocabulary_coverage": round(self.coverage, 4),
                 "surprise": self.surprise,
-                "record": {k: v for k, v in self.record.items() if k != "command"},
+                "sessions": [{k: v for k, v in r.items() if k != "command"} for r in self.folder.records()],
             },
         }
         save_drafter(drafter, folder, notes)
@@ -197,9 +208,11 @@ class Trainer:
 
 def inputs(config: TrainConfig, target: HFTarget, responses: list[Response], drafter: Drafter) -> dict[str, Any]:
     """What a run depends on beside its settings. ``drafter``: at its start point."""
+    repeated = len(responses) - len({r.id for r in responses})
     return {
         "target weights": target.fingerprint,
         "content of responses": digest(responses),
+        "treatment of repeated ids": f"{repeated} left out" if repeated else None,
         "content of warm_start": None if config.warm_start == "none" else content(drafter),
         "network of warm_start": None if config.warm_start == "none" else unlike_new(drafter, target, config),
         "draft vocabulary": drafter.target_ids.tolist(),

@@ -7,14 +7,14 @@ tokens, X drafts that go on, Y of them looked at again, H hidden, V draft vocabu
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from secondguess.drafter.model import Drafter
 from secondguess.train.attend import KeyValue, Seen, attend
-from secondguess.train.batch import Batch, going_on, spans, start_rows
+from secondguess.train.batch import Batch, going_on, start_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ def begin(drafter: Drafter, batch: Batch) -> Drafts | None:
 
     Keys are needed of all tokens, features of the last layer of the trained rows alone.
     """
-    rows_X, (start_T, _) = start_rows(batch), spans(batch)
+    rows_X, (start_T, _) = start_rows(batch), batch.spans
     if not len(rows_X):
         return None
     every_T = torch.arange(len(start_T), device=start_T.device)
@@ -46,23 +46,26 @@ def begin(drafter: Drafter, batch: Batch) -> Drafts | None:
     e_TH, y = drafter.embed(batch.tokens_T.roll(-1)), drafter.fuse(batch.taps_TLH)
     rotation = drafter.rotation(position_T)
     shared: list[KeyValue] = []
+    last = Seen.begin(start_T, rows_X)
+    others = Seen.begin(start_T, every_T) if len(drafter.blocks) > 1 else last
     for layer in drafter.blocks:
-        rows = rows_X if layer is drafter.blocks[-1] else every_T
+        seen = last if layer is drafter.blocks[-1] else others
         q_TAD, k_TGD, v_TGD = layer.project(e_TH, y, rotation)
         shared.append((k_TGD, v_TGD))
-        y = layer.finish(layer.residual(y[rows]), attend(q_TAD[rows], shared[-1], [], Seen(start_T, rows, rows, ())))
-    seen = Seen(start_T, rows_X, rows_X, tuple(shared))
-    return Drafts(0, e_TH[rows_X], drafter.feature(y), position_T[rows_X], seen)
+        attended = attend(q_TAD[seen.rows_X], shared[-1], [], seen)
+        y = layer.finish(layer.residual(y[seen.rows_X]), attended)
+    return Drafts(0, e_TH[rows_X], drafter.feature(y), position_T[rows_X], replace(last, shared=tuple(shared)))
 
 
 def advance(drafter: Drafter, batch: Batch, drafts: Drafts, g_XH: Tensor) -> Drafts | None:
     """The next step of the drafts that have one, fed by ``g_XH``. None if no draft goes on."""
-    step, alive_X = drafts.step + 1, going_on(batch, drafts.seen.rows_X, drafts.step + 1)
-    if not alive_X.any():
+    step = drafts.step + 1
+    alive_Y = going_on(batch, drafts.seen.rows_X, step).nonzero().squeeze(1)
+    if not len(alive_Y):
         return None
-    seen, position_X = drafts.seen.take(alive_X), drafts.position_X[alive_X] + 1
+    seen, position_X = drafts.seen.take(alive_Y), drafts.position_X[alive_Y] + 1
     e_XH = drafter.embed(batch.tokens_T[seen.rows_X + 1 + step])
-    f_XH, newest = forward(drafter, e_XH, g_XH[alive_X], position_X, seen)
+    f_XH, newest = forward(drafter, e_XH, g_XH[alive_Y], position_X, seen)
     return Drafts(step, e_XH, f_XH, position_X, seen.then(newest))
 
 
