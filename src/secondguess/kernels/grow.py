@@ -126,7 +126,9 @@ class Table:
         valid_RN, sizes = torch.empty(r, n, dtype=torch.bool), (ctypes.c_int64 * r)(*budgets)
         out = (*map(address, numbers_4RN), address(scores_RN), address(valid_RN))
         self.lib.grow_cut(ctypes.byref(self.struct), sizes, n, *out)
-        return DraftTree(*numbers_4RN, scores_RN, valid_RN, deepest=self.config.num_steps)
+        tokens_RN, parents_RN, depths_RN, levels_RN = numbers_4RN
+        deepest = self.config.num_steps
+        return DraftTree(tokens_RN, parents_RN, depths_RN, levels_RN, scores_RN, valid_RN, deepest=deepest)
 
 
 def grow_compiled(
