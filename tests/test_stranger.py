@@ -43,10 +43,10 @@ def program(argv: list[str]) -> list[str]:
 
 
 def ask(command: Command, port: int) -> dict[str, Any]:
-    """The page's curl command, without curl."""
+    """The page's curl command, without curl. A random model may end its answer at once: this one must not."""
     words = [word.replace(":8000/", f":{port}/") for word in command.words]
-    body, header = words[words.index("-d") + 1], words[words.index("-H") + 1].split(": ")
-    request = urllib.request.Request(words[1], body.encode(), dict([header]))
+    body, header = json.loads(words[words.index("-d") + 1]), words[words.index("-H") + 1].split(": ")
+    request = urllib.request.Request(words[1], json.dumps(body | {"ignore_eos": True}).encode(), dict([header]))
     with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
         return json.load(answer)
 

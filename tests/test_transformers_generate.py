@@ -13,6 +13,7 @@ from secondguess.drafter.checkpoint import save_drafter
 from secondguess.errors import UserError
 from secondguess.integrations.transformers import FOLDER, decode
 from secondguess.integrations.transformers.ready import llm_for
+from secondguess.target.fingerprint import glance
 from secondguess.testing import tiny_drafter, tiny_target
 from secondguess.types import SamplingParams
 
@@ -113,6 +114,18 @@ def test_the_model_stays_its_owners(model, drafter) -> None:
     again = model.generate(PROMPT, max_new_tokens=12, custom_generate=decode, drafter=drafter)
     assert torch.equal(again, model.generate(PROMPT, max_new_tokens=12))
     assert not torch.equal(again, changed)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_a_glance_sees_any_value_change(dtype: torch.dtype) -> None:
+    for start, stop in ((0, 8), (0, 7), (1, 8), (3, 4)):  # of any length, from any place of their storage
+        weight = torch.nn.Parameter(torch.ones(8, dtype=dtype)[start:stop])
+        before = glance(weight)
+        for i in range(stop - start):
+            weight.data[i] += 0.5
+            assert glance(weight) != before
+            weight.data[i] -= 0.5
+        assert glance(weight) == before
 
 
 def test_engines_are_kept_between_calls(model, drafter) -> None:

@@ -43,9 +43,15 @@ def checksums(bits: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def glance(parameter: Tensor) -> int:
-    """The sum of its bits, modulo 2^64: quick, and another after nearly any change, though not if values swap."""
-    bits = parameter.detach().flatten().view(BITS[parameter.element_size()])
-    return int(bits.sum())
+    """A sum of its bits, eight bytes at a time: another after nearly any change, though not if values swap.
+
+    Whole numbers of 64 bits are added 20 times as fast as smaller ones.
+    """
+    values = parameter.detach().flatten().view(torch.uint8)
+    if values.storage_offset() % 8:
+        values = values.clone()
+    end = len(values) // 8 * 8
+    return int(values[:end].view(torch.int64).sum()) + int(values[end:].sum())
 
 
 def weights_fingerprint(model: Any) -> str:

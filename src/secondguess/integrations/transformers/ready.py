@@ -47,7 +47,7 @@ def llm_for(model: nn.Module, drafter: str | Path | None, method: str, num_reque
 
 def state_of(model: nn.Module) -> Weights:
     """Changes when a weight is replaced or written to. Writes to ``.data`` count no version, so values are looked at,
-    which takes about as long as a token.
+    which takes about as long as a few tokens.
     """
     return tuple((p.data_ptr(), p._version, glance(p)) for p in model.parameters())
 
