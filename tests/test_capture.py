@@ -216,15 +216,15 @@ def test_workers_are_told_what_holds_on_any_machine(
     told = list[Any]()
     workers: Any = ModuleType("secondguess.integrations.ray_capture")
     workers.Task = lambda **task: task
-    workers.fill_with_workers = lambda task, shards, num_workers, on_tokens: told.append((task, shards, num_workers))
+    workers.fill_with_workers = lambda task, num_workers, on_tokens: told.append((task, num_workers))
     monkeypatch.setitem(sys.modules, workers.__name__, workers)
     monkeypatch.setattr("secondguess.commands.capture.find_spec", lambda name: name)
     monkeypatch.chdir(Path(target_folder).parent)
     responses = write_responses(tmp_path / "r.jsonl", [12] * 20)
     flags = ["--captures", "c", "--workers", "2", "--device", "cpu", "--precision", "auto"]
     assert main(["capture", Path(target_folder).name, responses, *flags]) == 0
-    [(task, shards, num_workers)] = told
-    assert (shards, num_workers) == ([0], 2)
+    [(task, num_workers)] = told
+    assert (task["shards"], num_workers) == ([[*range(20)]], 2)
     assert task["target"] == str(Path(target_folder).resolve())
     assert task["captures"] == (Path(target_folder).parent / "c").resolve()
     assert (task["device"], task["gpus"]) == ("cpu", 0)

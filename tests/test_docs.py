@@ -217,7 +217,7 @@ def test_flags_in_the_text_exist() -> None:
         text = re.sub(r"^ {4}.*$", "", path.read_text(encoding="utf-8"), flags=re.M)
         for code in re.findall(r"`(?!scripts/)([^`]+)`", text):  # scripts have flags of their own
             flags = {*re.findall(r"(?<![\w-])(--[a-z][\w-]*)", code)}
-            assert flags <= known | {"--no-deps", "--head"}, f"{page}: {code}"  # pip's, ray's
+            assert flags <= known | {"--no-deps", "--head", "--generation-config"}, f"{page}: {code}"  # pip, ray, vllm
 
 
 def test_what_is_said_of_known_faults_is_said_in_a_test() -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from secondguess.config import Reconsider, TreeConfig
+from secondguess.drafter import speculator
 from secondguess.drafter.replayed import ReplayedSpeculator, is_static
 from secondguess.drafter.speculator import EagleSpeculator
 from secondguess.engine import graphs
@@ -22,6 +23,7 @@ from secondguess.target import hf
 from secondguess.target.attention import FusedAttention, Step, within_window
 from secondguess.target.hf import HFTarget
 from secondguess.testing import tiny_drafter, tiny_target
+from secondguess.tree import grow
 from secondguess.types import Request, SamplingParams
 from test_engine import MAX_LEN, ROOM, add, decode, random_requests
 from waits import Homeless, SizedByValues, Traced, Waits
@@ -36,6 +38,7 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graphs, "new_pool", lambda: None)
     monkeypatch.setattr(hf, "usable", lambda device: True)
     monkeypatch.setattr(hf, "compiles", lambda model: False)
+    monkeypatch.setattr(speculator, "grower", lambda config, device: grow)
     monkeypatch.setattr(Step, "_plan", lambda s, q, g, w: FusedAttention(within_window(s.rows, w), q, g))
     walk = sys.modules["secondguess.tree.walk"]  # the package gives the function that name
     monkeypatch.setattr(walk, "may_wait", lambda tree: False)
