@@ -14,7 +14,7 @@ import argparse
 import json
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -28,6 +28,7 @@ from secondguess.bench.script import Script, histogram
 from secondguess.bench.serial import SerialSpeculator
 from secondguess.bench.timed import PARTS, Runner, make_runner
 from secondguess.commands.record import make_record
+from secondguess.commands.workload import comma_separated
 from secondguess.config import TreeConfig
 from secondguess.drafter.model import Drafter
 from secondguess.drafter.speculator import EagleSpeculator
@@ -60,25 +61,29 @@ class Case:
         self.products.append(1000 * median(self.alone.seconds() for _ in range(CYCLES)))
 
 
-def main() -> None:
+def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--target", default="smollm2-135m")
     parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--budget", default="3,24,48", help="comma-separated (default: 3,24,48)")
-    parser.add_argument("--rounds", type=int, default=20)
-    args = parser.parse_args()
+    parser.add_argument("--budget", type=comma_separated(int), default=(3, 24, 48), help="(default: 3,24,48)")
+    parser.add_argument("--rounds", type=int, default=20, help="(default: 20)")
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str]) -> None:
+    args = parse(argv)
     args.out.mkdir(parents=True, exist_ok=True)
-    cases = run(measure, args.target, args.dtype, [int(b) for b in args.budget.split(",")], args.rounds)
+    cases = run(measure, args.target, args.dtype, args.budget, args.rounds)
     rows = [row(case, cases) for case in cases]
-    record = make_record() | {"command": f"scripts/perf.py {shlex.join(sys.argv[1:])}"}
+    record = make_record() | {"command": f"scripts/perf.py {shlex.join(argv)}"}
     (args.out / "perf.json").write_text(json.dumps({"record": record, "rows": rows}, indent=1) + "\n")
     (args.out / "perf.md").write_text(table(rows))
     draw(rows, args.out / "perf.png")
     print(table(rows), end="")
 
 
-def measure(name: str, dtype: str, budgets: list[int], rounds: int) -> list[Case]:
+def measure(name: str, dtype: str, budgets: Sequence[int], rounds: int) -> list[Case]:
     target = load_target(name, dtype)
     drafters = {m: open_drafter(parse_method(m, TreeConfig()), target, None) for m in ("eagle3.1", "pr")}
     total = (WARM_UP + 1 + rounds * CYCLES) * (1 + max(STEPS.get(b, 8) for b in budgets))
@@ -183,4 +188,4 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
 
 if __name__ == "__main__":
     torch.set_grad_enabled(False)
-    main()
+    main(sys.argv[1:])
