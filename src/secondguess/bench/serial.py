@@ -12,7 +12,6 @@ import torch
 
 from secondguess.drafter.speculator import Begin, EagleSpeculator
 from secondguess.engine.cycle import Engine
-from secondguess.tree.grow import grow
 from secondguess.tree.rows import DraftRows, Offers
 from secondguess.types import DraftTree
 
@@ -22,7 +21,7 @@ class SerialSpeculator(EagleSpeculator):
 
     def grow(self, begin: Begin) -> DraftTree:
         root, round_ = self.start(begin)
-        return grow(self.config, root, in_series(round_.forward))
+        return self.grow_tree(self.config, root, in_series(round_.forward), None)
 
 
 def in_series(forward: Callable[[DraftRows], Offers]) -> Callable[[DraftRows], Offers]:
