@@ -4,8 +4,12 @@
 // of LANES outputs. Every output is one chain of multiply-adds over the inputs in ascending order: its bits depend
 // neither on how many rows there are nor on how the work is split.
 //
+// For few rows reading the weights takes as long as multiplying with them, so the next CHUNK is fetched meanwhile: the
+// processor's own prefetching does not reach that far, and never across pages.
+//
 // M rows, K inputs, N outputs. GCC's and Clang's vector types; AVX-512 where the machine has it.
 
+#include <omp.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -14,11 +18,11 @@
 #endif
 
 #ifdef __AVX512F__
-enum { LANES = 16, WIDTH = 4 };  // 4 x 4 accumulators, 4 weights and a row's input fit 32 registers
+enum { LANES = 16, WIDTH = 4 };  // 6 x 4 accumulators, 4 weights and a row's input fit 32 registers
 #else
-enum { LANES = 8, WIDTH = 2 };  // 4 x 2 accumulators and 2 weights fit 16
+enum { LANES = 8, WIDTH = 2 };  // 6 x 2 accumulators, 2 weights and a row's input fit 16
 #endif
-enum { BLOCK = LANES * WIDTH, ROWS = 4, CHUNK = 64, GROUP = 32, SLAB = 256 };
+enum { BLOCK = LANES * WIDTH, ROWS = 6, CHUNK = 64, GROUP = 32, SLAB = 256, LINE = 64 };
 enum format { FLOAT32, BFLOAT16, INT8, INT4 };
 
 typedef float vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
@@ -38,6 +42,8 @@ typedef uint8_t ubvec __attribute__((vector_size(LANES), aligned(1), may_alias))
 #define KEEP(v)
 #endif
 
+static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
 int64_t block_size(void) { return BLOCK; }
 int64_t lanes(void) { return LANES; }
 
@@ -52,11 +58,10 @@ static int64_t block_bytes(enum format format, int64_t K) {
     }
 }
 
-static void expand_bfloat16(const uint16_t *w, int64_t depth, float *out) {
-    for (int64_t i = 0; i < depth * BLOCK; i += LANES) {
-        ivec bits = __builtin_convertvector(*(const hvec *)(w + i), ivec) << 16;
-        memcpy(out + i, &bits, sizeof bits);
-    }
+// Into the second-level cache what is read CHUNK inputs after `weights`, `bytes` of it.
+ALWAYS_INLINE void fetch_ahead(enum format format, const void *weights, int64_t bytes) {
+    const char *ahead = (const char *)weights + block_bytes(format, CHUNK);
+    UNROLL for (int64_t i = 0; i < bytes; i += LINE) __builtin_prefetch(ahead + i, 0, 2);
 }
 
 // LANES bytes as whole numbers. (GCC 12 takes them apart one by one if it is left to __builtin_convertvector.)
@@ -74,17 +79,20 @@ static ivec widen_unsigned(const uint8_t *p) { return __builtin_convertvector(*(
 static void expand_int8(const char *group, float *out) {
     const float *scale = (const float *)group;
     const int8_t *q = (const int8_t *)(group + 4 * BLOCK);
-    for (int k = 0; k < GROUP; k++)
+    for (int k = 0; k < GROUP; k++) {
+        fetch_ahead(INT8, q + k * BLOCK, BLOCK);
         for (int n = 0; n < BLOCK; n += LANES) {
             vec value = __builtin_convertvector(widen(q + k * BLOCK + n), vec);
             *(vec *)(out + k * BLOCK + n) = *(const vec *)(scale + n) * value;
         }
+    }
 }
 
 static void expand_int4(const char *group, float *out) {
     const float *scale = (const float *)group, *offset = scale + BLOCK;
     const uint8_t *q = (const uint8_t *)(group + 8 * BLOCK);
-    for (int k = 0; k < GROUP; k++)
+    for (int k = 0; k < GROUP; k++) {
+        fetch_ahead(INT4, q + k * BLOCK / 2, BLOCK / 2);
         for (int n = 0; n < BLOCK / 2; n += LANES) {
             ivec pair = widen_unsigned(q + k * BLOCK / 2 + n);
             vec low = __builtin_convertvector(pair & 15, vec), high = __builtin_convertvector(pair >> 4, vec);
@@ -92,64 +100,102 @@ static void expand_int4(const char *group, float *out) {
             *(vec *)(out + k * BLOCK + n) = *(const vec *)(scale + n) * low + *(const vec *)(offset + n);
             *(vec *)(out + k * BLOCK + h) = *(const vec *)(scale + h) * high + *(const vec *)(offset + h);
         }
+    }
 }
 
-// The weights of inputs k .. k + depth of a block as float32 [depth][BLOCK], in `out` or where they lie.
-static const float *expand(enum format format, const char *block, int64_t k, int64_t depth, float *out) {
-    if (format == FLOAT32) return (const float *)block + k * BLOCK;
-    if (format == BFLOAT16) {
-        expand_bfloat16((const uint16_t *)block + k * BLOCK, depth, out);
-        return out;
-    }
-    for (int64_t g = k / GROUP; g < (k + depth) / GROUP; g++) {
-        const char *group = block + g * block_bytes(format, GROUP);
-        float *there = out + (g * GROUP - k) * BLOCK;
-        if (format == INT8) expand_int8(group, there);
-        else expand_int4(group, there);
-    }
-    return out;
+// Weights of `depth` inputs in a grouped format, from a group's first on, as float32 [depth][BLOCK].
+static void expand_groups(enum format format, const char *group, int64_t depth, float *out) {
+    for (; depth > 0; depth -= GROUP, group += block_bytes(format, GROUP), out += GROUP * BLOCK)
+        if (format == INT8) expand_int8(group, out);
+        else expand_int4(group, out);
 }
 
-// sum[rows][BLOCK] += x[rows][depth] w[depth][BLOCK]; `rows` is known to the compiler.
-ALWAYS_INLINE void tile(int rows, const float *x, int64_t K, const float *w, int64_t depth, float *sum) {
+// sum[rows][BLOCK] += x[rows][depth] w[depth][BLOCK], for weights in FLOAT32 or BFLOAT16; where `expanded` is not NULL
+// it takes them as float32. `fetch`: whether weights are next to each other that will be read next. The compiler knows
+// `rows`, `format` and `fetch`.
+ALWAYS_INLINE void tile(int rows, enum format format, int fetch, const float *x, int64_t K, const void *weights,
+                        int64_t depth, float *expanded, float *sum) {
     // Flat loops, unrolled: only then do the compilers keep all sums in registers.
     vec s[ROWS * WIDTH];
     UNROLL for (int i = 0; i < rows * WIDTH; i++) s[i] = *(const vec *)(sum + i * LANES);
     for (int64_t k = 0; k < depth; k++) {
+        const char *w = (const char *)weights + k * block_bytes(format, 1);
         vec wk[WIDTH];
         UNROLL for (int p = 0; p < WIDTH; p++) {
-            wk[p] = *(const vec *)(w + k * BLOCK + p * LANES);
+            if (format == BFLOAT16) wk[p] = (vec)(__builtin_convertvector(((const hvec *)w)[p], ivec) << 16);
+            else wk[p] = ((const vec *)w)[p];
             KEEP(wk[p]);
+            if (expanded) *(vec *)(expanded + k * BLOCK + p * LANES) = wk[p];
         }
+        if (fetch) fetch_ahead(format, w, block_bytes(format, 1));
         UNROLL for (int i = 0; i < rows * WIDTH; i++) s[i] = s[i] + x[i / WIDTH * K + k] * wk[i % WIDTH];
     }
     UNROLL for (int i = 0; i < rows * WIDTH; i++) *(vec *)(sum + i * LANES) = s[i];
 }
 
-static void tiles(int64_t rows, const float *x, int64_t K, const float *w, int64_t depth, float *sum) {
-    for (; rows >= 4; rows -= 4, x += 4 * K, sum += 4 * BLOCK) tile(4, x, K, w, depth, sum);
-    if (rows == 3) tile(3, x, K, w, depth, sum);
-    if (rows == 2) tile(2, x, K, w, depth, sum);
-    if (rows == 1) tile(1, x, K, w, depth, sum);
+#define TILE_OF(name, format, fetch)                                                                                  \
+    static void name(int64_t rows, const float *x, int64_t K, const void *weights, int64_t depth, float *expanded,    \
+                     float *sum) {                                                                                    \
+        switch (rows) {                                                                                               \
+            case 1: tile(1, format, fetch, x, K, weights, depth, expanded, sum); break;                               \
+            case 2: tile(2, format, fetch, x, K, weights, depth, expanded, sum); break;                               \
+            case 3: tile(3, format, fetch, x, K, weights, depth, expanded, sum); break;                               \
+            case 4: tile(4, format, fetch, x, K, weights, depth, expanded, sum); break;                               \
+            case 5: tile(5, format, fetch, x, K, weights, depth, expanded, sum); break;                               \
+            default: tile(ROWS, format, fetch, x, K, weights, depth, expanded, sum);                                  \
+        }                                                                                                             \
+    }
+TILE_OF(tile_float32, FLOAT32, 1)
+TILE_OF(tile_bfloat16, BFLOAT16, 1)
+TILE_OF(tile_expanded, FLOAT32, 0)
+
+// sum[rows][BLOCK] += x[rows][depth] times the weights of a chunk, in tiles of as even sizes as can be.
+static void multiply(enum format format, const float *x, int64_t rows, int64_t K, const char *weights, int64_t depth,
+                     float *sum) {
+    float expanded[CHUNK * BLOCK] __attribute__((aligned(64)));
+    int64_t num_tiles = (rows + ROWS - 1) / ROWS;
+    int grouped = format == INT8 || format == INT4;
+    if (grouped) expand_groups(format, weights, depth, expanded);
+    for (int64_t t = 0; t < num_tiles; t++) {
+        int64_t n = rows / num_tiles + (t < rows % num_tiles);
+        const void *float32 = format == FLOAT32 ? (const void *)weights : expanded;
+        if (format == FLOAT32 && t == 0) tile_float32(n, x, K, weights, depth, NULL, sum);
+        else if (format == BFLOAT16 && t == 0)
+            tile_bfloat16(n, x, K, weights, depth, num_tiles > 1 ? expanded : NULL, sum);
+        else tile_expanded(n, x, K, float32, depth, NULL, sum);
+        x += n * K, sum += n * BLOCK;
+    }
+}
+
+// Of y[M][N] = x[M][K] W^T the rows `from` to `to`, for the outputs of block b.
+static void one_block(enum format format, const float *x, int64_t from, int64_t to, int64_t K, int64_t N,
+                      const char *weights, int64_t b, float *y) {
+    const char *block = weights + b * block_bytes(format, K);
+    float sum[SLAB * BLOCK] __attribute__((aligned(64)));
+    for (int64_t m = from; m < to; m += SLAB) {
+        int64_t rows = least(to - m, SLAB), width = least(N - b * BLOCK, BLOCK);
+        memset(sum, 0, rows * BLOCK * sizeof(float));
+        for (int64_t k = 0; k < K; k += CHUNK)
+            multiply(format, x + m * K + k, rows, K, block + block_bytes(format, k), least(K - k, CHUNK), sum);
+        for (int64_t r = 0; r < rows; r++)
+            memcpy(y + (m + r) * N + b * BLOCK, sum + r * BLOCK, width * sizeof(float));
+    }
 }
 
 // y[M][N] = x[M][K] W^T. `weights`: ceil(N / BLOCK) blocks. K is a multiple of GROUP in the grouped formats.
 void linear(int64_t format, const float *x, int64_t M, int64_t K, int64_t N, const char *weights, float *y) {
-    int64_t num_blocks = (N + BLOCK - 1) / BLOCK, bytes = block_bytes(format, K);
-#pragma omp parallel for schedule(static)
-    for (int64_t b = 0; b < num_blocks; b++) {
-        float buffer[CHUNK * BLOCK] __attribute__((aligned(64))), sum[SLAB * BLOCK] __attribute__((aligned(64)));
-        int64_t width = N - b * BLOCK < BLOCK ? N - b * BLOCK : BLOCK;
-        for (int64_t m = 0; m < M; m += SLAB) {
-            int64_t rows = M - m < SLAB ? M - m : SLAB;
-            memset(sum, 0, rows * BLOCK * sizeof(float));
-            for (int64_t k = 0; k < K; k += CHUNK) {
-                int64_t depth = K - k < CHUNK ? K - k : CHUNK;
-                const float *w = expand(format, weights + b * bytes, k, depth, buffer);
-                tiles(rows, x + m * K + k, K, w, depth, sum);
-            }
-            for (int64_t r = 0; r < rows; r++)
-                memcpy(y + (m + r) * N + b * BLOCK, sum + r * BLOCK, width * sizeof(float));
+    int64_t num_blocks = (N + BLOCK - 1) / BLOCK, threads = omp_get_max_threads();
+    // Each thread takes as many blocks. Of what is left over each takes some of the rows, unless there are too few of
+    // them to be worth reading the weights twice.
+    int64_t whole = num_blocks - num_blocks % threads, parts = M < 2 * threads ? 1 : threads;
+#pragma omp parallel
+    {
+#pragma omp for schedule(static) nowait
+        for (int64_t b = 0; b < whole; b++) one_block(format, x, 0, M, K, N, weights, b, y);
+#pragma omp for schedule(static)
+        for (int64_t u = 0; u < (num_blocks - whole) * parts; u++) {
+            int64_t part = u % parts;
+            one_block(format, x, part * M / parts, (part + 1) * M / parts, K, N, weights, whole + u / parts, y);
         }
     }
 }
