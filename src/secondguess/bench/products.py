@@ -13,8 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from secondguess.kernels import decoder as compiled
+from secondguess.kernels.draft import CompiledRound
 from secondguess.kernels.linear import CompactLinear
 from secondguess.target.linear import PackedLinear
+from secondguess.tree.rows import DraftRows, Offers
 
 LAYERS_RUN_BY = ("secondguess.target.native", "secondguess.drafter.native")
 PACKED = (CompactLinear, PackedLinear)
@@ -31,16 +33,36 @@ class Product:
 
 @contextmanager
 def recorded() -> Generator[list[Product]]:
-    """The products with packed weights that are computed meanwhile, in order: of layers in compiled code, which
-    multiply inside, and of single ones.
+    """The products with packed weights that are computed meanwhile, in order: of compiled code, which multiplies
+    inside, and of single ones.
     """
     found: list[Product] = []
+    root_offers, forward = CompiledRound.root_offers, CompiledRound.forward
+
+    def count(linear: CompactLinear, num_rows: int) -> None:
+        found.append(Product(linear, num_rows, linear.shape[1]))
+
+    def count_layers(layers: Sequence[compiled.CompiledLayer], num_rows: int) -> None:
+        for layer in layers:
+            for linear in layer.kept[: len(compiled.PRODUCTS)]:
+                assert isinstance(linear, CompactLinear)
+                count(linear, num_rows)
 
     def run_layers(layers: Sequence[compiled.CompiledLayer], x_RNH: Tensor, *args: Any, **kwargs: Any) -> None:
-        num_rows = x_RNH.shape[:-1].numel()
-        linears = [linear for layer in layers for linear in layer.kept[: len(compiled.PRODUCTS)]]
-        found.extend(Product(linear, num_rows, linear.shape[1]) for linear in linears)  # type: ignore[attr-defined,arg-type]
+        count_layers(layers, x_RNH.shape[:-1].numel())
         compiled.run_layers(layers, x_RNH, *args, **kwargs)
+
+    def of_roots(self: CompiledRound, width: int) -> Offers:
+        count(self.drafter.head, self.struct.R)
+        return root_offers(self, width)
+
+    def of_rows(self: CompiledRound, rows: DraftRows, width: int) -> Offers:
+        num_requests, num_rows = rows.tokens_RX.shape
+        if self.drafter.lens is not None and num_rows > rows.num_level0:
+            count(self.drafter.lens, num_requests * (num_rows - rows.num_level0))
+        count_layers(self.drafter.layers, num_requests * num_rows)
+        count(self.drafter.head, num_requests * num_rows)
+        return forward(self, rows, width)
 
     def forward_of(kind: type[nn.Module]) -> Callable[[nn.Module, Tensor], Tensor]:
         forward = kind.forward
@@ -54,6 +76,8 @@ def recorded() -> Generator[list[Product]]:
     with ExitStack() as stack:
         for module in LAYERS_RUN_BY:
             stack.enter_context(patch(f"{module}.run_layers", run_layers))
+        stack.enter_context(patch.object(CompiledRound, "root_offers", of_roots))
+        stack.enter_context(patch.object(CompiledRound, "forward", of_rows))
         for kind in PACKED:
             stack.enter_context(patch.object(kind, "forward", forward_of(kind)))
         yield found

@@ -1,33 +1,104 @@
-"""The drafter's block in compiled code, over a slot cache. ``tests/test_native_drafter.py`` compares both."""
+"""The drafter in compiled code, over a slot cache: its block, and rounds that grow a tree.
+
+R requests, X rows, H hidden size, D head dimension, V draft vocabulary. ``tests/test_native_drafter.py`` compares both.
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
+from secondguess.config import TreeConfig
 from secondguess.drafter.model import DecoderLayer, Drafter, Midlayer
+from secondguess.drafter.passes import Pairs, Passes, Round
 from secondguess.engine.slots import SlotCache
 from secondguess.kernels.build import BuildError
 from secondguess.kernels.decoder import CompiledLayer, run_layers, whole_vectors
+from secondguess.kernels.draft import CompiledDrafter, CompiledRound
+from secondguess.kernels.linear import CompactLinear
 from secondguess.target.lean import joined
+from secondguess.tree.rows import DraftRows, Offers
 from secondguess.types import Rows
 
 
 class NativeBlock:
-    """``Drafter.block`` of packed weights. R requests, X rows, H hidden size, D head dimension."""
+    """``Drafter.block`` of packed weights."""
 
     def __init__(self, drafter: Drafter, form: str) -> None:
-        """``form``: of the weights. Raises BuildError where the code cannot be compiled."""
-        self.drafter = drafter
+        """Takes head and lens over. ``form``: of the weights. Raises BuildError where nothing can be compiled."""
+        c = drafter.config
+        self.drafter, self.turns = drafter, (torch.empty(0), torch.empty(0))
         self.layers = [compiled(layer, drafter, form) for layer in drafter.blocks]
+        drafter.lm_head = CompactLinear(drafter.lm_head, form)
+        if c.lens:
+            drafter.lens = CompactLinear(drafter.lens, form)
+        self.whole = CompiledDrafter.of(
+            self.layers,
+            embedding=drafter.embedding,
+            norm=drafter.norm.weight.detach(),
+            eps=c.rms_norm_eps,
+            norm_output=c.norm_output,
+            head=drafter.lm_head,
+            lens=drafter.lens if c.lens else None,
+            target_ids=drafter.target_ids,
+        )
 
     def __call__(self, cache: SlotCache, rows: Rows, e_RXH: Tensor, g_RXH: Tensor) -> Tensor:
         """Features [R, X, H] of rows with embedding ``e_RXH`` and feature ``g_RXH``."""
-        cos_RX1d, sin_RX1d = (turn.to(g_RXH.dtype).squeeze(2) for turn in self.drafter.rotation(rows.positions_RN))
-        rotation = torch.cat((cos_RX1d, cos_RX1d), -1), torch.cat((-sin_RX1d, sin_RX1d), -1)
         y_RXH = g_RXH.clone(memory_format=torch.contiguous_format)
-        run_layers(self.layers, y_RXH, rotation, rows, cache, e_RXH)
+        run_layers(self.layers, y_RXH, rotation(self.drafter, rows.positions_RN), rows, cache, e_RXH)
         return self.drafter.feature(y_RXH)
+
+    def rotations(self, num_positions: int) -> tuple[Tensor, Tensor]:
+        """Of the first positions, as ``rotation``; so many or more."""
+        if len(self.turns[0]) < num_positions:
+            self.turns = rotation(self.drafter, torch.arange(2 * num_positions))
+        return self.turns
+
+
+class NativeRound(Round):
+    """A round whose forwards are calls of compiled code."""
+
+    def __init__(self, passes: Passes[SlotCache], pairs: Pairs, f_root_RH: Tensor, noise_RDV: Tensor | None) -> None:
+        native, config, look = passes.drafter.native, passes.config, passes.config.reconsider
+        assert isinstance(native, NativeBlock)
+        roots_R = pairs.start_R + pairs.counts_R - 1
+        self.width = config.offer_width
+        self.compiled = CompiledRound(
+            native.whole,
+            passes.cache,
+            f_root_RH,
+            pairs.slots_R.contiguous(),
+            roots_R,
+            length=pairs.length,
+            room=1 + config.num_steps * config.rows_per_step,
+            rotation=native.rotations(pairs.length + config.num_steps + 1),
+            noise_RDV=noise_RDV,
+            query=passes.drafter.self_query.detach()
+            if config.num_reconsider and look.query_slot == "self_query"
+            else None,
+            query_ahead=look.query_rope == "next",
+        )
+        self.features_RYH = self.compiled.features_RYH
+
+    def root_offers(self) -> Offers:
+        return self.compiled.root_offers(self.width)
+
+    def forward(self, rows: DraftRows) -> Offers:
+        return self.compiled.forward(rows, self.width)
+
+    @staticmethod
+    def takes(drafter: Drafter, config: TreeConfig) -> bool:
+        """Whether there is compiled code for all that such trees ask of the drafter."""
+        look = config.reconsider
+        usual = look.select not in ("entropy", "margin") and look.query_slot != "soft_pred" and not look.asks_for_known
+        return isinstance(drafter.native, NativeBlock) and usual
+
+
+def rotation(drafter: Drafter, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """cos and sin of positions [...], the sine's first half negated: float32 [..., D]."""
+    cos_1d, sin_1d = (turn.float().squeeze(-2) for turn in drafter.rotation(positions))
+    return torch.cat((cos_1d, cos_1d), -1), torch.cat((-sin_1d, sin_1d), -1)
 
 
 def compiled(layer: DecoderLayer, drafter: Drafter, form: str) -> CompiledLayer:

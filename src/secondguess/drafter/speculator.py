@@ -17,6 +17,7 @@ from secondguess.config import TreeConfig
 from secondguess.device import upload
 from secondguess.drafter.coupling import coming_noise
 from secondguess.drafter.model import Drafter
+from secondguess.drafter.native import NativeRound
 from secondguess.drafter.passes import Pairs, Passes, Round, attention
 from secondguess.engine.slots import SlotCache
 from secondguess.engine.speculate import Accepted, Roots
@@ -55,6 +56,7 @@ class EagleSpeculator(Passes[SlotCache]):
         cache = SlotCache(num_slots, num_columns + extra, shapes, weight.dtype, weight.device)
         super().__init__(drafter, config, cache)
         self.grow_tree = grower(config, weight.device)
+        self.new_round = NativeRound if NativeRound.takes(drafter, config) else Round
         self.num_steps = config.num_steps
         self.slots: dict[int, Slot] = {}
 
@@ -114,7 +116,7 @@ class EagleSpeculator(Passes[SlotCache]):
         return self.grow_tree(self.config, root, round_.forward, None)
 
     def start(self, begin: Begin) -> tuple[Root, Round]:
-        round_ = Round(self, begin.pairs, self.extend(begin.pairs), begin.noise_RDV)
+        round_ = self.new_round(self, begin.pairs, self.extend(begin.pairs), begin.noise_RDV)
         return Root(begin.roots_R, round_.root_offers()), round_
 
     def noise(self, roots: Roots) -> Tensor | None:

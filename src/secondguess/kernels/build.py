@@ -15,8 +15,8 @@ from secondguess.atomic import replacing
 from secondguess.cache import cache_dir
 
 FOLDER = Path(__file__).parent
-COMPILED = (FOLDER / "decoder.c", FOLDER / "grow.c")
-SOURCES = (*COMPILED, FOLDER / "linear.c")  # and what they include
+COMPILED = (FOLDER / "draft.c", FOLDER / "grow.c")
+SOURCES = (*COMPILED, FOLDER / "decoder.c", FOLDER / "linear.c")  # and what they include
 # OpenMP's workers are torch's: the loader takes the library of this name that torch has brought already.
 FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fopenmp", "-fPIC", "-shared")
 
@@ -85,5 +85,7 @@ def _declare(path: Path) -> ctypes.CDLL:
     for name in ("plant", "lay", "absorb", "cut"):
         getattr(lib, f"grow_{name}").restype = None
     lib.run_layers.argtypes = [pointer, pointer, size, pointer]
-    lib.run_layers.restype = None
+    lib.draft_offer.argtypes = [pointer, pointer, pointer, size, pointer, size, pointer, pointer, pointer]
+    lib.draft_forward.argtypes = [pointer, pointer, pointer]
+    lib.run_layers.restype = lib.draft_offer.restype = lib.draft_forward.restype = None
     return lib
