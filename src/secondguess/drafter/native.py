@@ -29,17 +29,18 @@ class NativeBlock:
         c = drafter.config
         self.drafter, self.turns = drafter, (torch.empty(0), torch.empty(0))
         self.layers = [compiled(layer, drafter, form) for layer in drafter.blocks]
-        drafter.lm_head = CompactLinear(drafter.lm_head, form)
-        if c.lens:
-            drafter.lens = CompactLinear(drafter.lens, form)
+        head, lens = CompactLinear(drafter.lm_head, form), CompactLinear(drafter.lens, form) if c.lens else None
+        drafter.set_submodule("lm_head", head)
+        if lens:
+            drafter.set_submodule("lens", lens)
         self.whole = CompiledDrafter.of(
             self.layers,
             embedding=drafter.embedding,
             norm=drafter.norm.weight.detach(),
             eps=c.rms_norm_eps,
             norm_output=c.norm_output,
-            head=drafter.lm_head,
-            lens=drafter.lens if c.lens else None,
+            head=head,
+            lens=lens,
             target_ids=drafter.target_ids,
         )
 

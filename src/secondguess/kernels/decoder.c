@@ -13,9 +13,12 @@
 #include "linear.c"
 
 enum {
-    FEW_ROWS = 16,  // not worth waking the other threads for what is done to each row
+    FEW_ROWS = 32,  // not worth waking the other threads for what is done to each row
     MOST_VECTORS = 32,  // head dimensions up to 32 LANES
     MOST_SUMS = 16,  // that registers hold beside what they are made of
+    QUERIES = 4,  // scored at once, over
+    COLUMNS = 2 * LANES,  // so many keys
+    NEAR_FLOATS = 1 << 16,  // a quarter of a megabyte
 };
 
 struct weights {
@@ -73,39 +76,14 @@ static float dot(const float *a, const float *b, int64_t n) {
     return rest;
 }
 
-// Lanes of two vectors side by side, by runs of so many: the first of each two runs, and the second.
+// Of two vectors' lanes side by side, every second one.
 #ifdef __AVX512F__
-#define FIRST_8 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23
-#define SECOND_8 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31
-#define FIRST_4 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27
-#define SECOND_4 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31
-#define FIRST_2 0, 1, 4, 5, 8, 9, 12, 13, 16, 17, 20, 21, 24, 25, 28, 29
-#define SECOND_2 2, 3, 6, 7, 10, 11, 14, 15, 18, 19, 22, 23, 26, 27, 30, 31
-#define FIRST_1 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30
-#define SECOND_1 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31
+#define EVEN 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30
+#define ODD 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31
 #else
-#define FIRST_4 0, 1, 2, 3, 8, 9, 10, 11
-#define SECOND_4 4, 5, 6, 7, 12, 13, 14, 15
-#define FIRST_2 0, 1, 4, 5, 8, 9, 12, 13
-#define SECOND_2 2, 3, 6, 7, 10, 11, 14, 15
-#define FIRST_1 0, 2, 4, 6, 8, 10, 12, 14
-#define SECOND_1 1, 3, 5, 7, 9, 11, 13, 15
+#define EVEN 0, 2, 4, 6, 8, 10, 12, 14
+#define ODD 1, 3, 5, 7, 9, 11, 13, 15
 #endif
-#define ADD_RUNS(n, first, second)  \
-    UNROLL for (int i = 0; i < n; i++) \
-        v[i] = __builtin_shufflevector(v[2 * i], v[2 * i + 1], first) + \
-               __builtin_shufflevector(v[2 * i], v[2 * i + 1], second);
-
-// The total of each of LANES vectors, with the bits of `total`.
-ALWAYS_INLINE vec totals(vec *v) {
-#ifdef __AVX512F__
-    ADD_RUNS(8, FIRST_8, SECOND_8)
-#endif
-    ADD_RUNS(4, FIRST_4, SECOND_4)
-    ADD_RUNS(2, FIRST_2, SECOND_2)
-    ADD_RUNS(1, FIRST_1, SECOND_1)
-    return v[0];
-}
 
 static vec smaller(vec a, vec b) {
     ivec less = (ivec)(a < b);
@@ -182,28 +160,89 @@ static void place_row(const struct layer *l, const struct pass *p, const struct 
     }
 }
 
-// One query over the `n` columns in `seen`, the last of which is there LANES times more: weight[n] = e^(score - best
-// score), and their sum. `vectors` is D / LANES, known to the compiler.
-ALWAYS_INLINE float weigh(int vectors, const float *q, const float *k, const int64_t *seen, int64_t n, float scale,
-                          float *weight) {
-    vec best = (vec){0} - INFINITY, sum = {0};
-    for (int64_t i = 0; i < n; i += LANES) {
-        vec sums[LANES] = {{0}};
-        UNROLL for (int c = 0; c < LANES; c++) {
-            const float *row = k + seen[i + c] * vectors * LANES;
-            for (int d = 0; d < vectors; d++)
-                sums[c] = sums[c] + *(const vec *)(q + d * LANES) * *(const vec *)(row + d * LANES);
+// A square of LANES vectors: vector i, lane l becomes vector l, lane i. A round moves the lowest bit of (i, l) to the top.
+ALWAYS_INLINE void transpose(vec *v) {
+    UNROLL for (int round = 1; round < LANES; round *= 2) {
+        vec w[LANES];
+        UNROLL for (int i = 0; i < LANES / 2; i++) {
+            w[i] = __builtin_shufflevector(v[2 * i], v[2 * i + 1], EVEN);
+            w[i + LANES / 2] = __builtin_shufflevector(v[2 * i], v[2 * i + 1], ODD);
         }
-        vec score = totals(sums) * scale;
-        *(vec *)(weight + i) = score;
-        best = -smaller(-best, -score);
+        UNROLL for (int i = 0; i < LANES; i++) v[i] = w[i];
     }
+}
+
+// Of keys k [columns][D] those from column `first` on, no further than `end`, as kt [D][COLUMNS].
+static void turn(const float *k, int64_t D, int64_t first, int64_t end, float *kt) {
+    for (int64_t c = 0; c < COLUMNS; c += LANES)
+        for (int64_t d = 0; d < D; d += LANES) {
+            vec v[LANES];
+            UNROLL for (int i = 0; i < LANES; i++) v[i] = *(const vec *)(k + least(first + c + i, end - 1) * D + d);
+            transpose(v);
+            UNROLL for (int i = 0; i < LANES; i++) *(vec *)(kt + (d + i) * COLUMNS + c) = v[i];
+        }
+}
+
+// scores[i][COLUMNS] = q[i] . kt, of QUERIES queries. Each is one chain of multiply-adds over d in ascending order.
+static void score(const float *const *q, int64_t D, const float *kt, float scale, float *const *scores) {
+    vec s[QUERIES * COLUMNS / LANES] = {{0}};
+    for (int64_t d = 0; d < D; d++) {
+        vec kd[COLUMNS / LANES];
+        UNROLL for (int c = 0; c < COLUMNS / LANES; c++) {
+            kd[c] = *(const vec *)(kt + d * COLUMNS + c * LANES);
+            KEEP(kd[c]);
+        }
+        UNROLL for (int i = 0; i < QUERIES * COLUMNS / LANES; i++)
+            s[i] = s[i] + q[i * LANES / COLUMNS][d] * kd[i % (COLUMNS / LANES)];
+    }
+    UNROLL for (int i = 0; i < QUERIES * COLUMNS / LANES; i++)
+        *(vec *)(scores[i * LANES / COLUMNS] + i % (COLUMNS / LANES) * LANES) = s[i] * scale;
+}
+
+// scores[count][stride] of queries q over the first `end` columns of k.
+static void score_all(const float *const *q, int64_t count, int64_t D, const float *k, int64_t end, float scale,
+                      float *scores, int64_t stride, float *kt) {
+    for (int64_t w = 0; w < end; w += COLUMNS) {
+        turn(k, D, w, end, kt);
+        for (int64_t i = 0; i < count; i += QUERIES) {
+            const float *some[QUERIES];
+            float *out[QUERIES];
+            for (int64_t j = 0; j < QUERIES; j++) {
+                int64_t at = least(i + j, count - 1);
+                some[j] = q[at];
+                out[j] = scores + at * stride + w;
+            }
+            score(some, D, kt, scale, out);
+        }
+    }
+}
+
+// The columns that a row sees, of the first W; returns how many there are: one at least, itself.
+static int64_t seen_by(const uint8_t *visible, int64_t W, int64_t *seen) {
+    const uint8_t *hidden = memchr(visible, 0, W);
+    int64_t before = hidden ? hidden - visible : W, n = before;
+    for (int64_t w = 0; w < before; w++) seen[w] = w;
+    for (int64_t w = before; w < W; w++) {
+        seen[n] = w;
+        n += visible[w];
+    }
+    return n;
+}
+
+// Scores of the columns in `seen`, in place, become e^(score - best score), side by side; returns their sum.
+static float weigh(float *scores, const int64_t *seen, int64_t n) {
+    vec best = (vec){0} - INFINITY, sum = {0};
+    int64_t moved = n;
+    while (moved > 0 && seen[moved - 1] != moved - 1) moved--;  // what precedes a tree is where it should be
+    for (; moved < n; moved++) scores[moved] = scores[seen[moved]];
+    for (int64_t i = 0; i < LANES; i++) scores[n + i] = scores[n - 1];
+    for (int64_t i = 0; i < n; i += LANES) best = -smaller(-best, -*(const vec *)(scores + i));
     float highest = best[0];
     for (int i = 1; i < LANES; i++)
         if (best[i] > highest) highest = best[i];
-    for (int64_t i = 0; i < n; i += LANES) *(vec *)(weight + i) = exponential(*(const vec *)(weight + i) - highest);
-    memset(weight + n, 0, LANES * sizeof *weight);
-    for (int64_t i = 0; i < n; i += LANES) sum = sum + *(const vec *)(weight + i);
+    for (int64_t i = 0; i < n; i += LANES) *(vec *)(scores + i) = exponential(*(const vec *)(scores + i) - highest);
+    memset(scores + n, 0, LANES * sizeof *scores);
+    for (int64_t i = 0; i < n; i += LANES) sum = sum + *(const vec *)(scores + i);
     return total(sum);
 }
 
@@ -219,45 +258,75 @@ ALWAYS_INLINE void average(int vectors, int heads, const float *weight, int64_t 
     UNROLL for (int j = 0; j < heads * vectors; j++) *(vec *)(out + j * LANES) = acc[j] / sum[j / vectors];
 }
 
-// Of one row, the query heads of a group.
-ALWAYS_INLINE void attend_group(int vectors, const struct pass *p, const struct place *at, int64_t m, int64_t g,
-                                const float *qkv, int64_t *seen, float *weight, float *out) {
-    int64_t D = vectors * LANES, per = p->A / p->G, stride = p->W + LANES, n = 0;
+// Where a thread attends.
+struct desk {
+    int64_t most_rows, stride;
+    int64_t *seen, *counts;  // [most_rows][W], [most_rows]
+    const float **q;  // [most_rows * heads of a group]
+    float *scores, *kt;  // [most_rows * heads of a group][stride], [D][COLUMNS]
+};
+
+// The query heads of group g in some rows of a request, from row m on.
+ALWAYS_INLINE void attend_rows(int vectors, const struct pass *p, const struct place *at, int64_t m, int64_t rows,
+                               int64_t g, const float *qkv, const struct desk *desk, float *out) {
+    int64_t D = vectors * LANES, per = p->A / p->G, end = 0, stride = desk->stride;
     int64_t first = (p->slots[m / p->N] * p->G + g) * p->C * D;
-    const float *q = qkv + (m * (p->A + 2 * p->G) + g * per) * D, *k = at->k + first, *v = at->v + first;
-    float sum[per];
-    for (int64_t w = 0; w < p->W; w++) {
-        seen[n] = w;
-        n += at->visible[m * p->W + w];
+    const float *v = at->v + first;
+    for (int64_t i = 0; i < rows; i++) {
+        int64_t *seen = desk->seen + i * p->W;
+        desk->counts[i] = seen_by(at->visible + (m + i) * p->W, p->W, seen);
+        end = most(end, seen[desk->counts[i] - 1] + 1);
+        for (int64_t h = 0; h < per; h++)
+            desk->q[i * per + h] = qkv + ((m + i) * (p->A + 2 * p->G) + g * per + h) * D;
     }
-    for (int i = 0; i < LANES; i++) seen[n + i] = seen[n - 1];  // a row sees itself at least
-    for (int64_t h = 0; h < per; h++) sum[h] = weigh(vectors, q + h * D, k, seen, n, p->scale, weight + h * stride);
-    int64_t h = 0;
-    out += (m * p->A + g * per) * D;
-    for (; h + 3 <= per && 3 * vectors <= MOST_SUMS; h += 3)
-        average(vectors, 3, weight + h * stride, stride, v, seen, n, sum + h, out + h * D);
-    for (; h + 2 <= per && 2 * vectors <= MOST_SUMS; h += 2)
-        average(vectors, 2, weight + h * stride, stride, v, seen, n, sum + h, out + h * D);
-    for (; h < per; h++) average(vectors, 1, weight + h * stride, stride, v, seen, n, sum + h, out + h * D);
+    score_all(desk->q, rows * per, D, at->k + first, end, p->scale, desk->scores, stride, desk->kt);
+    for (int64_t i = 0; i < rows; i++) {
+        const int64_t *seen = desk->seen + i * p->W, n = desk->counts[i];
+        float *weight = desk->scores + i * per * stride, *o = out + ((m + i) * p->A + g * per) * D, sum[per];
+        int64_t h = 0;
+        for (; h < per; h++) sum[h] = weigh(weight + h * stride, seen, n);
+        for (h = 0; h + 3 <= per && 3 * vectors <= MOST_SUMS; h += 3)
+            average(vectors, 3, weight + h * stride, stride, v, seen, n, sum + h, o + h * D);
+        for (; h + 2 <= per && 2 * vectors <= MOST_SUMS; h += 2)
+            average(vectors, 2, weight + h * stride, stride, v, seen, n, sum + h, o + h * D);
+        for (; h < per; h++) average(vectors, 1, weight + h * stride, stride, v, seen, n, sum + h, o + h * D);
+    }
+}
+
+// Rows that attend together, so that keys are turned once for them: as many as leave every thread work and a near cache
+// room for their scores.
+static int64_t rows_together(const struct pass *p, int64_t stride) {
+    int64_t shares = (2 * omp_get_max_threads() + p->R * p->G - 1) / (p->R * p->G);
+    int64_t room = most(NEAR_FLOATS / (p->A / p->G * stride), 4);
+    return least((p->N + shares - 1) / shares, room);
 }
 
 // qkv [M][A + 2 G][D] -> out [M][A][D]
 static void attend(const struct pass *p, const struct place *at, const float *qkv, float *out) {
+    int64_t stride = (p->W + COLUMNS - 1) / COLUMNS * COLUMNS + LANES;
+    int64_t rows = rows_together(p, stride), per = p->A / p->G;
 #pragma omp parallel
     {
-        int64_t *seen = malloc((p->W + LANES) * sizeof *seen);
-        float *weight = malloc(p->A / p->G * (p->W + LANES) * sizeof *weight);
-        // All rows over the same keys and values, which then come from a near cache.
+        struct desk desk = {rows, stride};
+        desk.seen = malloc(rows * (p->W + 1) * sizeof *desk.seen);
+        desk.counts = desk.seen + rows * p->W;
+        desk.q = malloc(rows * per * sizeof *desk.q);
+        desk.scores = malloc((rows * per * stride + p->D * COLUMNS) * sizeof *desk.scores);
+        desk.kt = desk.scores + rows * per * stride;
 #pragma omp for schedule(static) collapse(3)
         for (int64_t r = 0; r < p->R; r++)
             for (int64_t g = 0; g < p->G; g++)
-                for (int64_t n = 0; n < p->N; n++) switch (p->D / LANES) {
-                        case 4: attend_group(4, p, at, r * p->N + n, g, qkv, seen, weight, out); break;
-                        case 8: attend_group(8, p, at, r * p->N + n, g, qkv, seen, weight, out); break;
-                        default: attend_group(p->D / LANES, p, at, r * p->N + n, g, qkv, seen, weight, out);
+                for (int64_t n = 0; n < p->N; n += rows) {
+                    int64_t m = r * p->N + n, some = least(rows, p->N - n);
+                    switch (p->D / LANES) {
+                        case 4: attend_rows(4, p, at, m, some, g, qkv, &desk, out); break;
+                        case 8: attend_rows(8, p, at, m, some, g, qkv, &desk, out); break;
+                        default: attend_rows(p->D / LANES, p, at, m, some, g, qkv, &desk, out);
                     }
-        free(seen);
-        free(weight);
+                }
+        free(desk.seen);
+        free(desk.q);
+        free(desk.scores);
     }
 }
 
