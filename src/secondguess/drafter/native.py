@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from secondguess.config import TreeConfig
-from secondguess.drafter.model import DecoderLayer, Drafter, Midlayer
+from secondguess.drafter.model import DecoderLayer, Drafter, Midlayer, RMSNorm
 from secondguess.drafter.passes import Pairs, Passes, Round
 from secondguess.engine.slots import SlotCache
 from secondguess.kernels.build import BuildError
 from secondguess.kernels.decoder import CompiledLayer, run_layers, whole_vectors
 from secondguess.kernels.draft import CompiledDrafter, CompiledRound
-from secondguess.kernels.linear import CompactLinear
+from secondguess.kernels.linear import CompactLinear, CompactNorm
 from secondguess.target.lean import joined
 from secondguess.tree.rows import DraftRows, Offers
 from secondguess.types import Rows
@@ -25,7 +25,7 @@ class NativeBlock:
     """``Drafter.block`` of packed weights."""
 
     def __init__(self, drafter: Drafter, form: str) -> None:
-        """Takes head and lens over. ``form``: of the weights. Raises BuildError where nothing can be compiled."""
+        """Takes head, lens and norms over. ``form``: of the weights. Raises BuildError where it cannot compile."""
         c = drafter.config
         self.drafter, self.turns = drafter, (torch.empty(0), torch.empty(0))
         self.layers = [compiled(layer, drafter, form) for layer in drafter.blocks]
@@ -33,10 +33,13 @@ class NativeBlock:
         drafter.set_submodule("lm_head", head)
         if lens:
             drafter.set_submodule("lens", lens)
+        for name, module in list(drafter.named_modules()):
+            if isinstance(module, RMSNorm):
+                drafter.set_submodule(name, CompactNorm(module.weight, c.rms_norm_eps))
         self.whole = CompiledDrafter.of(
             self.layers,
             embedding=drafter.embedding,
-            norm=drafter.norm.weight.detach(),
+            norm=drafter.norm.weight,
             eps=c.rms_norm_eps,
             norm_output=c.norm_output,
             head=head,

@@ -75,7 +75,8 @@ def _declare(path: Path) -> ctypes.CDLL:
         raise BuildError(f"{path} does not load ({error}): remove it") from error
     size, pointer = ctypes.c_int64, ctypes.c_void_p
     lib.linear.argtypes = [size, pointer, size, size, size, pointer, pointer]
-    lib.linear.restype = None
+    lib.norm.argtypes = [pointer, size, size, pointer, ctypes.c_float, pointer]
+    lib.linear.restype = lib.norm.restype = None
     lib.block_size.restype = lib.lanes.restype = lib.scratch_size.restype = size
     lib.scratch_size.argtypes = [size] * 6
     lib.grow_plant.argtypes = [*[pointer] * 5, size]

@@ -119,6 +119,11 @@ static void norm_rows(const struct pass *p, const float *x, const float *weight,
     for (int64_t m = 0; m < M; m++) rms_norm(x + m * p->H, weight, p->H, eps, y + m * stride);
 }
 
+// y[M][H] = norm(x)
+void norm(const float *x, int64_t M, int64_t H, const float *weight, float eps, float *y) {
+    for (int64_t m = 0; m < M; m++) rms_norm(x + m * H, weight, H, eps, y + m * H);
+}
+
 static void apply(const struct weights *w, const float *x, int64_t M, float *y) {
     linear(w->form, x, M, w->inputs, w->outputs, w->packed, y);
     if (w->bias)

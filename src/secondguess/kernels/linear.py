@@ -40,6 +40,20 @@ class CompactLinear(nn.Module):
         return y if self.bias is None else y + self.bias
 
 
+class CompactNorm(nn.Module):
+    """RMS norm of float32 rows ``x [..., K]``, without a dozen calls for a few rows. Raises BuildError as above."""
+
+    def __init__(self, weight_K: Tensor, eps: float) -> None:
+        super().__init__()
+        self.weight, self.eps, self._kernel = weight_K.detach(), eps, library().norm
+
+    def forward(self, x: Tensor) -> Tensor:
+        x, k = x.contiguous(), len(self.weight)
+        y = torch.empty_like(x)
+        self._kernel(x.data_ptr(), x.numel() // k, k, self.weight.data_ptr(), self.eps, y.data_ptr())
+        return y
+
+
 @dataclass(frozen=True, slots=True)
 class Grouped:
     """Weights as scale * number + offset, by groups of inputs."""

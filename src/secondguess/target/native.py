@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from secondguess.kernels.build import BuildError
 from secondguess.kernels.decoder import CompiledLayer, run_layers, whole_vectors
+from secondguess.kernels.linear import CompactNorm
 from secondguess.target.attention import Step
-from secondguess.target.lean import Norm, joined, signed
+from secondguess.target.lean import joined, signed
 
 
 class NativeDecoder:
@@ -24,7 +25,8 @@ class NativeDecoder:
     def __init__(self, model: Any, form: str) -> None:
         """``form``: of the weights, see ``kernels.linear.FORMS``."""
         body, self.tap_layers = model.base_model, frozenset[int]()
-        self.embedding, self.rotary, self.norm = body.embed_tokens, body.rotary_emb, Norm.of(body.norm)
+        self.embedding, self.rotary = body.embed_tokens, body.rotary_emb
+        self.norm = CompactNorm(body.norm.weight, body.norm.variance_epsilon)
         self.layers = []
         for i, layer in enumerate(body.layers):
             self.layers.append(compiled(layer, form))
