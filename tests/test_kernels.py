@@ -48,6 +48,27 @@ def test_a_row_has_the_same_bits_in_any_batch(form: str) -> None:
         assert torch.equal(compact(x[start : start + count]), whole[start : start + count])
 
 
+@pytest.mark.parametrize("form", ["bfloat16", "int8", "int4"])
+def test_fewer_bits_give_the_bits_of_the_float32_weights_that_they_stand_for(form: str) -> None:
+    linear, same = layer(160, 200), layer(160, 200)
+    same.weight = nn.Parameter(rounded(linear.weight.detach(), form))
+    x = torch.randn(13, 160)
+    assert torch.equal(CompactLinear(linear, form)(x), CompactLinear(same, "float32")(x))
+
+
+def test_bits_do_not_depend_on_the_number_of_threads() -> None:
+    compact, x, before = CompactLinear(layer(96, 300), "bfloat16"), torch.randn(13, 96), torch.get_num_threads()
+    try:
+        results = []
+        for num_threads in (1, 2, 3):
+            torch.set_num_threads(num_threads)
+            results.append(compact(x))
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])
+
+
 @pytest.mark.parametrize("form", ["float32", "bfloat16"])
 def test_any_number_of_inputs(form: str) -> None:
     linear, x = layer(77, 33), torch.randn(5, 77)

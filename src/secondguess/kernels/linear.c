@@ -22,14 +22,13 @@ enum { LANES = 16, WIDTH = 4 };  // 6 x 4 accumulators, 4 weights and a row's in
 #else
 enum { LANES = 8, WIDTH = 2 };  // 6 x 2 accumulators, 2 weights and a row's input fit 16
 #endif
-enum { BLOCK = LANES * WIDTH, ROWS = 6, CHUNK = 64, GROUP = 32, SLAB = 256, LINE = 64 };
+enum { BLOCK = LANES * WIDTH, ROWS = 6, CHUNK = 64, GROUP = 32, PACK = 8, SLAB = 256, LINE = 64 };
 enum format { FLOAT32, BFLOAT16, INT8, INT4 };
 
 typedef float vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef int32_t ivec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef uint16_t hvec __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
 typedef int8_t bvec __attribute__((vector_size(LANES), aligned(1), may_alias));
-typedef uint8_t ubvec __attribute__((vector_size(LANES), aligned(1), may_alias));
 
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
 #define UNROLL _Pragma("GCC unroll 32")
@@ -48,7 +47,7 @@ int64_t block_size(void) { return BLOCK; }
 int64_t lanes(void) { return LANES; }
 
 // Bytes of a block's weights. INT8: a group of GROUP inputs has its scales, then its weights. INT4: scales, offsets,
-// then the weights, where a byte has output i in its low and output i + BLOCK / 2 in its high half.
+// then the weights, PACK inputs of an output in a word, the first in its lowest bits.
 static int64_t block_bytes(enum format format, int64_t K) {
     switch (format) {
         case FLOAT32: return K * BLOCK * 4;
@@ -58,111 +57,93 @@ static int64_t block_bytes(enum format format, int64_t K) {
     }
 }
 
-// Into the second-level cache what is read CHUNK inputs after `weights`, `bytes` of it.
-ALWAYS_INLINE void fetch_ahead(enum format format, const void *weights, int64_t bytes) {
-    const char *ahead = (const char *)weights + block_bytes(format, CHUNK);
-    UNROLL for (int64_t i = 0; i < bytes; i += LINE) __builtin_prefetch(ahead + i, 0, 2);
-}
-
 // LANES bytes as whole numbers. (GCC 12 takes them apart one by one if it is left to __builtin_convertvector.)
 #if defined(__AVX512F__)
 static ivec widen(const int8_t *p) { return (ivec)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)); }
-static ivec widen_unsigned(const uint8_t *p) { return (ivec)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p)); }
 #elif defined(__AVX2__)
 static ivec widen(const int8_t *p) { return (ivec)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)); }
-static ivec widen_unsigned(const uint8_t *p) { return (ivec)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p)); }
 #else
 static ivec widen(const int8_t *p) { return __builtin_convertvector(*(const bvec *)p, ivec); }
-static ivec widen_unsigned(const uint8_t *p) { return __builtin_convertvector(*(const ubvec *)p, ivec); }
 #endif
 
-static void expand_int8(const char *group, float *out) {
-    const float *scale = (const float *)group;
-    const int8_t *q = (const int8_t *)(group + 4 * BLOCK);
-    for (int k = 0; k < GROUP; k++) {
-        fetch_ahead(INT8, q + k * BLOCK, BLOCK);
-        for (int n = 0; n < BLOCK; n += LANES) {
-            vec value = __builtin_convertvector(widen(q + k * BLOCK + n), vec);
-            *(vec *)(out + k * BLOCK + n) = *(const vec *)(scale + n) * value;
-        }
+// Of input k + j of a chunk, for vector p of the outputs. `j` is known to the compiler, k a multiple of PACK.
+ALWAYS_INLINE vec weight(enum format format, const char *chunk, int64_t k, int j, int p) {
+    if (format == FLOAT32) return ((const vec *)chunk)[(k + j) * WIDTH + p];
+    const hvec *halves = (const hvec *)chunk + (k + j) * WIDTH;
+    if (format == BFLOAT16) return (vec)(__builtin_convertvector(halves[p], ivec) << 16);
+    const char *group = chunk + k / GROUP * block_bytes(format, GROUP);
+    const vec *scale = (const vec *)group, *offset = scale + WIDTH;
+    if (format == INT8) {
+        const int8_t *q = (const int8_t *)offset + (k % GROUP + j) * BLOCK;
+        return scale[p] * __builtin_convertvector(widen(q + p * LANES), vec);
     }
+    const ivec *words = (const ivec *)(offset + WIDTH) + k % GROUP / PACK * WIDTH;
+    return scale[p] * __builtin_convertvector((words[p] >> (4 * j)) & 15, vec) + offset[p];
 }
 
-static void expand_int4(const char *group, float *out) {
-    const float *scale = (const float *)group, *offset = scale + BLOCK;
-    const uint8_t *q = (const uint8_t *)(group + 8 * BLOCK);
-    for (int k = 0; k < GROUP; k++) {
-        fetch_ahead(INT4, q + k * BLOCK / 2, BLOCK / 2);
-        for (int n = 0; n < BLOCK / 2; n += LANES) {
-            ivec pair = widen_unsigned(q + k * BLOCK / 2 + n);
-            vec low = __builtin_convertvector(pair & 15, vec), high = __builtin_convertvector(pair >> 4, vec);
-            int h = n + BLOCK / 2;
-            *(vec *)(out + k * BLOCK + n) = *(const vec *)(scale + n) * low + *(const vec *)(offset + n);
-            *(vec *)(out + k * BLOCK + h) = *(const vec *)(scale + h) * high + *(const vec *)(offset + h);
-        }
-    }
+// Into the second-level cache what is read CHUNK inputs after input k: as much as `count` inputs take.
+ALWAYS_INLINE void fetch_ahead(enum format format, const char *chunk, int64_t k, int64_t count) {
+    const int64_t bytes = block_bytes(format, GROUP) / GROUP;
+    const char *ahead = chunk + block_bytes(format, CHUNK) + k * bytes;
+    UNROLL for (int64_t i = 0; i < count * bytes; i += LINE) __builtin_prefetch(ahead + i, 0, 2);
 }
 
-// Weights of `depth` inputs in a grouped format, from a group's first on, as float32 [depth][BLOCK].
-static void expand_groups(enum format format, const char *group, int64_t depth, float *out) {
-    for (; depth > 0; depth -= GROUP, group += block_bytes(format, GROUP), out += GROUP * BLOCK)
-        if (format == INT8) expand_int8(group, out);
-        else expand_int4(group, out);
-}
-
-// sum[rows][BLOCK] += x[rows][depth] w[depth][BLOCK], for weights in FLOAT32 or BFLOAT16; where `expanded` is not NULL
-// it takes them as float32. `fetch`: whether weights are next to each other that will be read next. The compiler knows
-// `rows`, `format` and `fetch`.
-ALWAYS_INLINE void tile(int rows, enum format format, int fetch, const float *x, int64_t K, const void *weights,
+// sum[rows][BLOCK] += x[rows][depth] w[depth][BLOCK]; where `expanded` is not NULL it takes the weights as float32.
+// `fetch`: whether what lies behind them will be read next. The compiler knows `rows`, `format` and `fetch`.
+ALWAYS_INLINE void tile(int rows, enum format format, int fetch, const float *x, int64_t K, const char *chunk,
                         int64_t depth, float *expanded, float *sum) {
+    const int step = format == INT4 ? PACK : 1;
     // Flat loops, unrolled: only then do the compilers keep all sums in registers.
     vec s[ROWS * WIDTH];
     UNROLL for (int i = 0; i < rows * WIDTH; i++) s[i] = *(const vec *)(sum + i * LANES);
-    for (int64_t k = 0; k < depth; k++) {
-        const char *w = (const char *)weights + k * block_bytes(format, 1);
-        vec wk[WIDTH];
-        UNROLL for (int p = 0; p < WIDTH; p++) {
-            if (format == BFLOAT16) wk[p] = (vec)(__builtin_convertvector(((const hvec *)w)[p], ivec) << 16);
-            else wk[p] = ((const vec *)w)[p];
-            KEEP(wk[p]);
-            if (expanded) *(vec *)(expanded + k * BLOCK + p * LANES) = wk[p];
+    for (int64_t k = 0; k < depth; k += step) {
+        if (fetch) fetch_ahead(format, chunk, k, step);
+        UNROLL for (int j = 0; j < step; j++) {
+            vec wk[WIDTH];
+            UNROLL for (int p = 0; p < WIDTH; p++) {
+                wk[p] = weight(format, chunk, k, j, p);
+                KEEP(wk[p]);
+                if (expanded) *(vec *)(expanded + (k + j) * BLOCK + p * LANES) = wk[p];
+            }
+            UNROLL for (int i = 0; i < rows * WIDTH; i++) s[i] = s[i] + x[i / WIDTH * K + k + j] * wk[i % WIDTH];
         }
-        if (fetch) fetch_ahead(format, w, block_bytes(format, 1));
-        UNROLL for (int i = 0; i < rows * WIDTH; i++) s[i] = s[i] + x[i / WIDTH * K + k] * wk[i % WIDTH];
     }
     UNROLL for (int i = 0; i < rows * WIDTH; i++) *(vec *)(sum + i * LANES) = s[i];
 }
 
 #define TILE_OF(name, format, fetch)                                                                                  \
-    static void name(int64_t rows, const float *x, int64_t K, const void *weights, int64_t depth, float *expanded,    \
+    static void name(int64_t rows, const float *x, int64_t K, const char *chunk, int64_t depth, float *expanded,      \
                      float *sum) {                                                                                    \
         switch (rows) {                                                                                               \
-            case 1: tile(1, format, fetch, x, K, weights, depth, expanded, sum); break;                               \
-            case 2: tile(2, format, fetch, x, K, weights, depth, expanded, sum); break;                               \
-            case 3: tile(3, format, fetch, x, K, weights, depth, expanded, sum); break;                               \
-            case 4: tile(4, format, fetch, x, K, weights, depth, expanded, sum); break;                               \
-            case 5: tile(5, format, fetch, x, K, weights, depth, expanded, sum); break;                               \
-            default: tile(ROWS, format, fetch, x, K, weights, depth, expanded, sum);                                  \
+            case 1: tile(1, format, fetch, x, K, chunk, depth, expanded, sum); break;                                 \
+            case 2: tile(2, format, fetch, x, K, chunk, depth, expanded, sum); break;                                 \
+            case 3: tile(3, format, fetch, x, K, chunk, depth, expanded, sum); break;                                 \
+            case 4: tile(4, format, fetch, x, K, chunk, depth, expanded, sum); break;                                 \
+            case 5: tile(5, format, fetch, x, K, chunk, depth, expanded, sum); break;                                 \
+            default: tile(ROWS, format, fetch, x, K, chunk, depth, expanded, sum);                                    \
         }                                                                                                             \
     }
 TILE_OF(tile_float32, FLOAT32, 1)
 TILE_OF(tile_bfloat16, BFLOAT16, 1)
-TILE_OF(tile_expanded, FLOAT32, 0)
+TILE_OF(tile_int8, INT8, 1)
+TILE_OF(tile_int4, INT4, 1)
+TILE_OF(tile_again, FLOAT32, 0)
 
-// sum[rows][BLOCK] += x[rows][depth] times the weights of a chunk, in tiles of as even sizes as can be.
-static void multiply(enum format format, const float *x, int64_t rows, int64_t K, const char *weights, int64_t depth,
+// sum[rows][BLOCK] += x[rows][depth] times the weights of a chunk, in tiles of as even sizes as can be. The first one
+// expands the weights for the others.
+static void multiply(enum format format, const float *x, int64_t rows, int64_t K, const char *chunk, int64_t depth,
                      float *sum) {
-    float expanded[CHUNK * BLOCK] __attribute__((aligned(64)));
+    float buffer[CHUNK * BLOCK] __attribute__((aligned(64)));
     int64_t num_tiles = (rows + ROWS - 1) / ROWS;
-    int grouped = format == INT8 || format == INT4;
-    if (grouped) expand_groups(format, weights, depth, expanded);
+    float *expanded = format == FLOAT32 || num_tiles == 1 ? NULL : buffer;
+    const char *again = format == FLOAT32 ? chunk : (const char *)buffer;
     for (int64_t t = 0; t < num_tiles; t++) {
         int64_t n = rows / num_tiles + (t < rows % num_tiles);
-        const void *float32 = format == FLOAT32 ? (const void *)weights : expanded;
-        if (format == FLOAT32 && t == 0) tile_float32(n, x, K, weights, depth, NULL, sum);
-        else if (format == BFLOAT16 && t == 0)
-            tile_bfloat16(n, x, K, weights, depth, num_tiles > 1 ? expanded : NULL, sum);
-        else tile_expanded(n, x, K, float32, depth, NULL, sum);
+        if (t > 0) tile_again(n, x, K, again, depth, NULL, sum);
+        else if (format == FLOAT32) tile_float32(n, x, K, chunk, depth, expanded, sum);
+        else if (format == BFLOAT16) tile_bfloat16(n, x, K, chunk, depth, expanded, sum);
+        else if (format == INT8) tile_int8(n, x, K, chunk, depth, expanded, sum);
+        else tile_int4(n, x, K, chunk, depth, expanded, sum);
         x += n * K, sum += n * BLOCK;
     }
 }

@@ -1,6 +1,6 @@
 """Linear layers for the few rows of a cycle: weights in few bits, activations and sums in float32 (inference, CPU).
 
-K inputs, N outputs, S outputs of a block, B blocks, U groups of GROUP inputs.
+K inputs, N outputs, S outputs of a block, B blocks, U groups of GROUP inputs, I words of J bytes in a group.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from secondguess.errors import UserError
 from secondguess.kernels.build import library
 
 GROUP = 32  # inputs that share a scale, as in llama.cpp's Q8_0 and Q4_1
+PACK = 8  # inputs in a word of four-bit weights
 
 
 class CompactLinear(nn.Module):
@@ -118,10 +119,11 @@ def pack_int8(weight_NK: Tensor, size: int) -> Tensor:
 def pack_int4(weight_NK: Tensor, size: int) -> Tensor:
     w = to_int4(weight_NK)
     assert w.offsets_NU1 is not None
-    low_BKS, high_BKS = blocks(w.numbers_NUG.flatten(1), size).to(torch.uint8).chunk(2, 2)
-    pairs_BUX = (low_BKS | (high_BKS << 4)).unflatten(1, (-1, GROUP)).flatten(2)
+    numbers_BUIJS = blocks(w.numbers_NUG.flatten(1), size).to(torch.uint8).unflatten(1, (-1, GROUP // PACK, PACK))
+    low_BUIJS, high_BUIJS = numbers_BUIJS[..., ::2, :], numbers_BUIJS[..., 1::2, :]  # of a byte
+    words_BUISJ = (low_BUIJS | (high_BUIJS << 4)).transpose(3, 4)
     scales_BUX, offsets_BUX = (raw(blocks(x_NU1[..., 0], size)) for x_NU1 in (w.scales_NU1, w.offsets_NU1))
-    return torch.cat((scales_BUX, offsets_BUX, pairs_BUX), 2)
+    return torch.cat((scales_BUX, offsets_BUX, words_BUISJ.flatten(2)), 2)
 
 
 def raw(x: Tensor) -> Tensor:
