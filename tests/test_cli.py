@@ -18,11 +18,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from secondguess import cli, commands
+from secondguess import cli, commands, errors
 from secondguess.cli import Parser, main
 from secondguess.commands import record
 from secondguess.commands.options import add_dataclass, from_args
-from secondguess.errors import UserError, did_you_mean
+from secondguess.errors import UserError, did_you_mean, install
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,6 +206,22 @@ def test_fields_that_are_not_flags_are_given_directly() -> None:
 def test_nearest_name() -> None:
     assert did_you_mean("eagle3", ["ar", "eagle3.1", "pr"]) == "; did you mean eagle3.1?"
     assert did_you_mean("qqq", ["ar", "eagle3.1", "pr"]) == ""
+
+
+@pytest.mark.parametrize(
+    ("came_from", "command"),
+    [
+        (None, "pip install 'secondguess[plots]'"),
+        ({"url": "https://here.org/it.git", "vcs_info": {"vcs": "git"}}, "pip install 'secondguess[plots]'"),
+        ({"url": "file:///a/b%20c", "dir_info": {"editable": True}}, "pip install -e '/a/b c[plots]'"),
+        ({"url": "file:///a/b", "dir_info": {}}, "pip install '/a/b[plots]'"),
+        ({"url": "file:///a/it-1.whl", "archive_info": {}}, "pip install '/a/it-1.whl[plots]'"),
+    ],
+)
+def test_an_extra_is_added_to_the_installation_that_is_there(came_from, command: str, monkeypatch) -> None:
+    found = SimpleNamespace(read_text=lambda name: came_from and json.dumps(came_from))
+    monkeypatch.setattr(errors, "distribution", lambda name: found)
+    assert install("plots") == command
 
 
 ROWS = [{"method": "pr", "acceptance_length": 2.5}, {"method": "ar", "acceptance_length": 1.0}]

@@ -17,6 +17,7 @@ from secondguess.cli import main
 from secondguess.commands import diagnose as command_module
 from secondguess.commands import plots
 from secondguess.commands.show_diagnosis import markdown, rich_tables
+from secondguess.errors import install
 from tiny_folder import tiny_workload
 
 # Drafter's confidence at level 0 and 1, the target's, right at level 0 and 1, in the draft vocabulary.
@@ -233,5 +234,5 @@ def test_bad_input_is_one_line_and_exit_2(flags, said, command, capsys) -> None:
 def test_without_matplotlib_the_way_to_get_it_is_named(command, capsys, monkeypatch) -> None:
     monkeypatch.setattr(command_module, "find_spec", lambda name: None)
     assert command("diagnose", "--out", "found") == 2
-    assert "pip install 'secondguess[plots]'" in capsys.readouterr().err
+    assert install("plots") in capsys.readouterr().err
     assert not Path("found").exists()

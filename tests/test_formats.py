@@ -22,9 +22,10 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from foreign_drafter import FLAGS, reference, write_foreign
 from secondguess.cli import main
 from secondguess.config import CHAIN, TreeConfig
+from secondguess.drafter.card import PLACES
 from secondguess.drafter.checkpoint import load_for, open_checkpoint, save_drafter
 from secondguess.drafter.checks import examine
-from secondguess.drafter.export import export
+from secondguess.drafter.export import export, write_card
 from secondguess.drafter.foreign import parse_given, read_foreign
 from secondguess.drafter.foreign_tensors import Source, read_map
 from secondguess.drafter.model import Drafter
@@ -39,6 +40,7 @@ from secondguess.llm import LLM
 from secondguess.target import hf
 from secondguess.target.base import causal_rows
 from secondguess.testing import tiny_drafter, tiny_target
+from secondguess.train.config import idle, load_config
 from secondguess.tree.rows import DraftRows
 from secondguess.types import SamplingParams
 from tiny_folder import save_tiny
@@ -628,10 +630,127 @@ def test_the_card_has_the_recorded_acceptance_length(here) -> None:
     export(Path("drafters/pr"), "eagle3", Path("out"), None, None)
     card = Path("out/README.md").read_text()
     assert "Acceptance length 2.25" in card
-    assert "1399 answers of the target itself for 700 steps, 20 minutes" in card
-    assert "/home/me" not in card
-    again = yaml.safe_load(card.partition("```yaml")[2].partition("```")[0])
-    assert again == {"method": "pr", "carry": "half"}, "the learning rate is the usual one"
+    assert "1399 answers of the target itself for 700 steps, 20 minutes of steps alone." in card
+    assert "/home/me" not in card + Path("out/config.json").read_text()
+    assert retraining_of(card) == {"method": "pr", "carry": "half", "lr": 1e-3, "target": "tiny"}
+
+
+def retraining_of(card: str) -> dict[str, Any]:
+    return yaml.safe_load(card.partition("```yaml")[2].partition("```")[0])
+
+
+def with_block(folder: Path, **more: Any) -> Path:
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    config["secondguess"] |= more
+    path.write_text(json.dumps(config))
+    return folder
+
+
+@pytest.mark.parametrize("name", ["eagle3.1", "pr"])
+def test_the_cards_that_ship_are_made_by_the_code_and_train_the_same_again(name: str, tmp_path: Path) -> None:
+    folder = shutil.copytree(SHIPPED / "smollm2-135m" / name, tmp_path / name)
+    (folder / "README.md").unlink()
+    write_card(folder, None)
+    card = (folder / "README.md").read_text()
+    assert card == (SHIPPED / "smollm2-135m" / name / "README.md").read_text()
+    assert "\nlicense: apache-2.0\n" in card
+    training = read_settings(folder)[1]["training"]["settings"]
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(retraining_of(card)))
+    again = load_config(tmp_path / "run.yaml", ["responses=a", "out=b"]).decisive
+    assert {key: value for key, value in again.items() if key not in PLACES} == {
+        key: value for key, value in training.items() if key not in (*PLACES, *idle(name))
+    }
+
+
+@pytest.mark.parametrize(
+    ("drafter", "method", "title"),
+    [("eagle3.1", "hass", "HASS"), ("pr", "hass+pr", "HASS + PR"), ("pr", "pr", "PR"), ("eagle3.1", None, "EAGLE-3.1")],
+)
+def test_a_card_is_titled_by_what_was_trained(drafter: str, method: str | None, title: str, here) -> None:
+    folder = with_block(Path("drafters") / drafter, method=method)
+    write_card(folder, "a/b")
+    card = (folder / "README.md").read_text()
+    assert f"\n# {title} drafter for a/b\n" in card
+    assert f"`secondguess serve a/b --drafter {drafter} --method {method or drafter}`" in card
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [("/home/me/mine", "FOLDER"), ("drafters/eagle3.1", "FOLDER"), ("none", "none"), ("eagle3.1", "eagle3.1"),
+     ("them/theirs", "them/theirs"), ("smollm2-135m/pr", "smollm2-135m/pr")],
+)  # fmt: skip
+def test_folders_of_this_machine_are_not_published(given: str, shown: str, here) -> None:
+    settings = {"target": "/home/me/model", "method": "pr", "warm_start": given, "anchor_to": given}
+    with_block(Path("drafters/pr"), training={"settings": settings})
+    export(Path("drafters/pr"), "eagle3", Path("out"), "a/b", None)
+    card = Path("out/README.md").read_text()
+    said = {"target": "a/b", "method": "pr", "warm_start": shown, "anchor_to": shown}
+    assert retraining_of(card) == said
+    assert read_settings(Path("out"))[1]["training"]["settings"] == said
+    assert ("`FOLDER` is a drafter that was not published" in card) == (shown == "FOLDER")
+
+
+def test_a_card_tells_what_the_start_took(here) -> None:
+    start = {"name": "eagle3.1", "num_responses": 90, "steps": 30, "seconds": 600, "start": {"name": "FOLDER"}}
+    training = {"num_responses": 80, "steps": 20, "seconds": 300, "wall_seconds": 420, "num_processes": 2}
+    write_card(with_block(Path("drafters/pr"), training=training | {"start": start}), None)
+    assert (
+        "Trained on 80 answers of the target itself for 20 steps, 7 minutes in all by 2 processes, from `eagle3.1`, "
+        "which was trained on 90 answers of the target itself for 30 steps, 10 minutes of steps alone, from `FOLDER`."
+    ) in Path("drafters/pr/README.md").read_text()
+
+
+def eval_row(method: str, task: str, temperature: float, tau: float | None, *gain: float) -> dict[str, Any]:
+    shape = {"budget": 24, "grow_width": 6, "offer_width": 6, "num_steps": 8, "num_reconsider": 3 * (method == "pr")}
+    gains = dict(
+        zip(("gain_nonlooping", "gain_nonlooping_low", "gain_nonlooping_high"), gain or [None] * 3, strict=True)
+    )
+    return {"method": method, "task": task, "temperature": temperature, "num_prompts": 20, **shape,
+            "acceptance_length_nonlooping": tau, **gains}  # fmt: skip
+
+
+def test_what_a_card_is_told_is_kept_and_exported(here, capsys) -> None:
+    first = "eagle3.1:drafter=/home/me/x,k=6"
+    rows = [eval_row(first, "gsm8k", 0.0, 3.5), eval_row("pr", "gsm8k", 0.0, 3.59, 0.0164, -0.0071, 0.0399),
+            eval_row(first, "gsm8k", 1.0, None), eval_row("pr", "gsm8k", 1.0, None)]  # fmt: skip
+    Path("found").mkdir()
+    record = {"time": "2026-11-30T12:35:19+00:00"}
+    Path("found/eval.json").write_text(json.dumps({"record": record, "rows": rows}))
+    told = ["--data", "Questions of ours.", "--licence", "mit", "--measured", str(here / "found" / "eval.json")]
+    assert main(["card", "drafters/pr", *told, "--base-model", "a/b"]) == 0
+    card = Path("drafters/pr/README.md").read_text()
+    assert yaml.safe_load(card.split("---\n")[1])["license"] == "mit"
+    assert "\n## Data\n\nQuestions of ours.\n\nLicence: mit.\n" in card
+    assert "method pr (grow_width 6, offer_width 6, num_steps 8, num_reconsider 3); gains over eagle3.1" in card
+    assert "eagle3.1:drafter=FOLDER,k=6 with 95 %" in card
+    assert "2026-11-30, `found/eval.json`." in card
+    assert "| task | prompts | T = 0, budget 24 | T = 1, budget 24 |\n" in card
+    assert "| gsm8k | 20 | 3.59 (+1.6 % [-0.7, 4.0]) | - |\n" in card
+    assert main(["card", "drafters/pr", "--licence", "apache-2.0", "--base-model", "a/b"]) == 0
+    assert Path("drafters/pr/README.md").read_text() == card.replace(" mit", " apache-2.0")
+    assert main(["export", "drafters/pr", "--to", "speculators", "out", "--base-model", "a/b"]) == 0
+    exported = Path("out/README.md").read_text()
+    assert "| gsm8k | 20 | 3.59 (+1.6 % [-0.7, 4.0]) | - |\n" in exported
+    assert main(["card", "out"]) == 0
+    assert Path("out/README.md").read_text() == exported, "also of this form"
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--licence", ""], "--licence is empty"),
+        (["--measured", "other.json"], "other.json has no rows of pr, only of ar: evaluate --method pr"),
+        (["--measured", "bad.json"], "bad.json is no result of 'secondguess eval --json'"),
+        (["--measured", "none.json"], "none.json is no result of"),
+    ],
+)
+def test_what_a_card_cannot_say_is_one_line(flags, said, here, capsys) -> None:
+    Path("other.json").write_text(json.dumps({"record": {"time": "now"}, "rows": [eval_row("ar", "a", 0.0, 1.0)]}))
+    Path("bad.json").write_text('{"rows": []}')
+    assert main(["card", "drafters/pr", *flags]) == 2
+    assert said in capsys.readouterr().err
+    assert not Path("drafters/pr/README.md").exists()
 
 
 @pytest.mark.parametrize(

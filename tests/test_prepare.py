@@ -22,12 +22,13 @@ from secondguess.cli import main
 from secondguess.commands.show_answers import paint
 from secondguess.errors import UserError
 from secondguess.llm import LLM
-from secondguess.prepare.answers import AnswerFile, Recipe
-from secondguess.prepare.chat import Chat
+from secondguess.prepare.answers import AnswerFile, Recipe, longest_prompt
+from secondguess.prepare.chat import Chat, chat_of
 from secondguess.prepare.compact import Answer, read_answers, write_answers
 from secondguess.prepare.overlap import Index, words
 from secondguess.prepare.prompts import Conversation, parse, read_conversations
 from secondguess.prepare.selection import WINDOW, arrange, length
+from secondguess.target.load import load_target
 from secondguess.train.data import Response, read_responses
 from secondguess.types import SamplingParams
 from tiny_folder import byte_tokenizer, save_tiny
@@ -51,6 +52,11 @@ THIRTEEN = "one two three four five six seven eight nine ten eleven twelve thirt
             ("Hi", "!"),
             None,
         ),
+        (
+            {"messages": [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": "Hi"}]},
+            ("Hi",),
+            "Be brief.",
+        ),
         ({"turns": ["Hi"], "system": "Be brief."}, ("Hi",), "Be brief."),
         ({"conversations": [{"from": "human", "value": "Hi"}], "system": ""}, ("Hi",), ""),
     ],
@@ -65,6 +71,10 @@ def test_all_forms_of_a_conversation(row, turns, system) -> None:
     "row",
     [[], {}, {"turns": []}, {"turns": [" "]}, {"turns": "Hi"}, {"messages": ["Hi"]}, {"messages": []},
      {"messages": [{"role": "assistant", "content": "Ho"}]}, {"messages": [{"role": "user", "content": 3}]},
+     {"messages": [{"role": "narrator", "content": "Once."}, {"role": "user", "content": "Hi"}]},
+     {"messages": [{"content": "Hi"}]},
+     {"messages": [{"role": "system", "content": "A."}, {"role": "developer", "content": "B."},
+                   {"role": "user", "content": "Hi"}]},
      {"turns": ["Hi"], "system": 3}, {"turns": ["half \ud83d"]}, {"id": "half \ud83d", "turns": ["Hi"]}],
 )  # fmt: skip
 def test_what_is_no_conversation(row) -> None:
@@ -363,7 +373,29 @@ def test_what_fits_no_more_is_left_out_with_all_that_follows(prepare, capsys) ->
     Path("prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert prepare() == 0
     assert set(answers()) == {"fits"}
-    assert "3 turns left out: no room for an answer" in capsys.readouterr().err
+    left_out = "3 turns left out: no room for an answer of up to 12 in 1024 tokens, the target's limit"
+    assert left_out in " ".join(capsys.readouterr().err.split())
+
+
+def test_the_longest_prompt_has_the_answers_so_far(prepare) -> None:
+    chat = chat_of(load_target("target"))
+    talk, one = Conversation("a", "file", ("x" * 9, "y" * 7)), Conversation("b", "file", ("z" * 13,), "Be brief.")
+    assert longest_prompt(chat, [talk], 12) == 10 + 1 + 12 + 8, "a line end each"
+    assert longest_prompt(chat, [talk, one], 12) == 31
+    assert longest_prompt(chat, [talk, one], 2) == 10 + 14
+    assert longest_prompt(chat, [], 2) == 0
+
+
+def test_room_is_made_for_the_longest_conversation(prepare, capsys) -> None:
+    """As far as the target goes: its context is 4096 tokens here, its tokens are bytes."""
+    config = json.loads(Path("target/config.json").read_text())
+    Path("target/config.json").write_text(json.dumps(config | {"max_position_embeddings": 4096}))
+    rows = [{"id": "fits", "turns": ["x" * 3000]}, {"id": "long", "turns": ["y" * 4084]}]
+    Path("prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert prepare() == 0
+    assert set(answers()) == {"fits"}
+    shown = " ".join(capsys.readouterr().err.split())
+    assert "1 turns left out: no room for an answer of up to 12 in 4096 tokens" in shown
 
 
 def test_a_file_is_written_by_one_process(prepare, capsys) -> None:

@@ -18,6 +18,7 @@ from secondguess.bench.paper import AVERAGE, PAPER
 from secondguess.cli import main
 from secondguess.commands import reproduce as command_module
 from secondguess.commands import reproduce_work
+from secondguess.errors import install
 from secondguess.reproduce import arms as reproduce_arms
 from secondguess.reproduce.layout import FORMATS
 from tiny_folder import save_tiny
@@ -324,4 +325,4 @@ def test_a_damaged_record_is_named(workplace: Path, capsys) -> None:
 def test_without_matplotlib_the_way_to_get_it_is_named(workplace: Path, capsys, monkeypatch) -> None:
     monkeypatch.setattr(command_module, "find_spec", lambda name: None)
     assert main(["reproduce", "table1", "target", *QUICK]) == 2
-    assert "pip install 'secondguess[plots]'" in capsys.readouterr().err
+    assert install("plots") in capsys.readouterr().err

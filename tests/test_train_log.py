@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import math
+import re
 import sys
 from types import SimpleNamespace
 
@@ -15,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from secondguess.commands.curves import draw, save_curves
 from secondguess.commands.train_run import held_out_lines
 from secondguess.config import DrafterConfig
-from secondguess.errors import UserError
+from secondguess.errors import UserError, install
 from secondguess.testing import tiny_drafter, tiny_target
 from secondguess.train.config import TrainConfig
 from secondguess.train.flops import forward_flops, matmul_peak, step_flops
@@ -147,7 +148,7 @@ def test_numbers_of_a_line_by_name() -> None:
 def test_a_missing_tracker_is_one_line(track: str, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, track, None)
     monkeypatch.delitem(sys.modules, "torch.utils.tensorboard", raising=False)
-    with pytest.raises(UserError, match=rf"track={track} needs a package more: pip install 'secondguess\[{track}\]'"):
+    with pytest.raises(UserError, match=re.escape(f"track={track} needs a package more: {install(track)}")):
         check_tracker(track)
     check_tracker("none")
 

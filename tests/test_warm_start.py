@@ -12,6 +12,7 @@ from foreign_drafter import write_foreign
 from secondguess.drafter.checkpoint import load_drafter, save_drafter
 from secondguess.drafter.foreign import read_foreign
 from secondguess.drafter.foreign_tensors import Source
+from secondguess.drafter.settings import read_block
 from secondguess.errors import UserError
 from secondguess.testing import tiny_drafter
 from tiny_run import float32_target, tiny_config, tiny_run
@@ -40,6 +41,21 @@ def test_weights_and_vocabulary_are_the_checkpoints(checkpoints) -> None:
     exported = load_drafter(run.folder.drafter, target.embedding, target.spec.num_layers)
     assert torch.equal(exported.target_ids, saved.target_ids)
     assert exported.config.has_self_query
+
+
+def test_a_checkpoint_tells_what_its_start_took(checkpoints) -> None:
+    """And names neither folder."""
+    first = tiny_run(checkpoints, "first", method="eagle3.1", epochs=1)
+    first.run()
+    before = read_block(first.folder.drafter)["training"]
+    assert "start" not in before
+    second = tiny_run(checkpoints, "second", method="pr", epochs=1, warm_start=str(first.folder.drafter))
+    second.run()
+    training = read_block(second.folder.drafter)["training"]
+    spent = {key: before[key] for key in ("num_responses", "steps", "seconds")}
+    assert training["start"].items() >= ({"name": "FOLDER"} | spent).items()
+    assert training["settings"]["warm_start"] == "FOLDER"
+    assert str(checkpoints) not in (second.folder.drafter / "config.json").read_text()
 
 
 def test_a_drafter_of_others_learns_second_looks(tmp_path) -> None:

@@ -41,6 +41,7 @@ COMMANDS = {
     "train": "train an EAGLE-3.1 or PR drafter from a config file",
     "doctor": "does a drafter fit a target: what is wrong, and how to mend it",
     "import": "read an EAGLE-3 drafter of another trainer",
+    "card": "write a drafter's model card: data, licence, acceptance, retraining",
     "export": "write a drafter for other engines",
 }
 

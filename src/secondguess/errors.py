@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import json
+import shlex
 from collections.abc import Iterable
+from importlib.metadata import distribution
+from urllib.parse import unquote, urlsplit
 
 
 class UserError(ValueError):
@@ -24,3 +28,12 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     """``"; did you mean NAME?"`` for the name nearest to ``word``, or an empty string if none is near."""
     matches = difflib.get_close_matches(word, list(known), n=1)
     return f"; did you mean {matches[0]}?" if matches else ""
+
+
+def install(extra: str) -> str:
+    """The command that adds an extra to this installation: one that came from a checkout or a wheel is in no index."""
+    came_from = json.loads(distribution("secondguess").read_text("direct_url.json") or "{}")
+    url = urlsplit(came_from.get("url", ""))
+    editable = "-e " * came_from.get("dir_info", {}).get("editable", False)
+    package = unquote(url.path) if url.scheme == "file" else "secondguess"
+    return f"pip install {editable}{shlex.quote(f'{package}[{extra}]')}"

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from secondguess.errors import UserError
+from secondguess.errors import UserError, install
 from secondguess.target.hf import HFTarget
 
 CACHE_BYTES = 64 * 2**20
@@ -100,5 +100,5 @@ def import_xgrammar() -> ModuleType:
     try:
         import xgrammar
     except ModuleNotFoundError as error:
-        raise UserError("grammars need xgrammar here: pip install 'secondguess[grammar]'") from error
+        raise UserError(f"grammars need xgrammar here: {install('grammar')}") from error
     return xgrammar

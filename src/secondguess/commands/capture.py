@@ -9,7 +9,7 @@ from pathlib import Path
 from secondguess.commands.options import add_device, add_target
 from secondguess.commands.record import add_json, make_record, write_json
 from secondguess.device import check_share, choose_device
-from secondguess.errors import require
+from secondguess.errors import install, require
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -74,4 +74,4 @@ def check(args: argparse.Namespace) -> None:
         check_share(args.device, args.worker_gpus, "--worker-gpus")
     for flag, given, module in (("endpoint", args.endpoint, "httpx2"), ("ray", args.workers, "ray")):
         missing = bool(given) and find_spec(module) is None
-        require(not missing, f"{module} is not installed; it comes with: pip install 'secondguess[{flag}]'")
+        require(not missing, f"{module} is not installed; it comes with: {install(flag)}")

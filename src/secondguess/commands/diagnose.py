@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from secondguess.atomic import check_folder
 from secondguess.commands.record import add_json, make_record, write_json
 from secondguess.commands.workload import add_replay_batch, add_workload, check_drafting
-from secondguess.errors import UserError
+from secondguess.errors import UserError, install
 
 if TYPE_CHECKING:
     from secondguess.methods import Method
@@ -29,7 +29,7 @@ def run(args: argparse.Namespace) -> int:
     method = the_one(methods, args.temperatures)
     check_folder(args.out)
     if find_spec("matplotlib") is None:
-        raise UserError("the figures need matplotlib: pip install 'secondguess[plots]'")
+        raise UserError(f"the figures need matplotlib: {install('plots')}")
 
     from rich.console import Console
 

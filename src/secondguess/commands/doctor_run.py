@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from secondguess.atomic import replacing
 from secondguess.bench.acceptance import Tally, acceptance_length, paired_gain
 from secondguess.commands.doctor import DoctorOptions
 from secondguess.commands.doctor_probe import Probe, open_probe
@@ -17,7 +15,7 @@ from secondguess.drafter.checks import Finding, answers
 from secondguess.drafter.model import Drafter
 from secondguess.drafter.patient import Loaded, admit
 from secondguess.drafter.readings import readings
-from secondguess.drafter.settings import read_json
+from secondguess.drafter.settings import add_note
 from secondguess.engine.thread import run
 from secondguess.methods import parse_method
 from secondguess.prompts import check_variables
@@ -108,8 +106,5 @@ def record(folder: Path, found: dict[str, Any], judged: Finding, known: float | 
     if judged.verdict == "error" or (known is not None and judged.verdict != "ok"):
         kept = "" if known is None else f": the checkpoint keeps {known:.2f}"
         return replace(judged, found=f"{judged.found}; not recorded{kept}")
-    config = read_json(folder)
-    config["secondguess"]["probe"] = found
-    with replacing(folder / "config.json") as temporary:
-        temporary.write_text(json.dumps(config, indent=1) + "\n")
+    add_note(folder, "probe", found)
     return judged

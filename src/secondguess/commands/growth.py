@@ -8,7 +8,7 @@ from types import ModuleType
 
 from secondguess.commands.options import add_dtype, add_target
 from secondguess.commands.record import add_json, make_record, write_json
-from secondguess.errors import UserError
+from secondguess.errors import UserError, install
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,5 +43,5 @@ def import_plots() -> ModuleType:
     try:
         from secondguess.commands import plot_growth
     except ImportError as error:
-        raise UserError("figures need matplotlib: pip install 'secondguess[plots]', or leave out --out") from error
+        raise UserError(f"figures need matplotlib: {install('plots')}; or leave out --out") from error
     return plot_growth

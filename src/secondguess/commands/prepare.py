@@ -13,7 +13,7 @@ from secondguess.bench.tasks import DATA_VARIABLE, TASKS, found_tasks, load_task
 from secondguess.commands.options import DTYPES, add_device, add_target, add_variables
 from secondguess.commands.record import add_json, make_record, write_json
 from secondguess.commands.workload import comma_separated
-from secondguess.errors import UserError, require
+from secondguess.errors import UserError, install, require
 from secondguess.prepare.overlap import Index
 from secondguess.prepare.selection import Selection
 from secondguess.types import SamplingParams
@@ -145,4 +145,4 @@ def check_endpoint(args: argparse.Namespace) -> None:
     if args.dtype:
         raise UserError("--dtype is for a target that is loaded here: leave it out, the --endpoint has its own")
     if find_spec("httpx2") is None:
-        raise UserError("--endpoint needs httpx2: pip install 'secondguess[endpoint]'")
+        raise UserError(f"--endpoint needs httpx2: {install('endpoint')}")

@@ -8,7 +8,7 @@ from argparse import Namespace
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -20,7 +20,7 @@ from secondguess.commands.progress import progress
 from secondguess.errors import UserError
 from secondguess.llm import LLM
 from secondguess.prepare.answerer import Answerer, Local
-from secondguess.prepare.answers import AnswerFile, Recipe, Turn, Writer
+from secondguess.prepare.answers import AnswerFile, Recipe, Turn, Writer, longest_prompt
 from secondguess.prepare.chat import Chat, chat_of, load_chat
 from secondguess.prepare.compact import Answer, read_answers, write_answers
 from secondguess.prepare.made import Made
@@ -29,7 +29,8 @@ from secondguess.prepare.selection import Selection
 from secondguess.prepare.synthesize import PromptFile, Refusal, Synthesis, synthesize
 from secondguess.prepare.template import check_template, user_turns
 
-CONTEXT = 2048
+# Of a prompt at least: some are yet to be written, and a text may have more tokens than those that it was written in.
+PROMPT_ROOM = 2048
 
 Opened = AbstractAsyncContextManager[Answerer]
 
@@ -104,7 +105,7 @@ def prepare(
 ) -> tuple[Chat, dict[str, Any]]:
     """Write what is asked for; how the target is talked to, and the result for machines."""
     given = read_given(args.given)
-    chat, opened, weights = open_endpoint(args) if args.endpoint else open_local(args)
+    chat, opened, weights = open_endpoint(args) if args.endpoint else open_local(args, conversations)
     systems = [c.system for c in conversations] or [args.system]
     for system in {system is None: system for system in systems}.values():
         check_template(chat, system)
@@ -121,10 +122,10 @@ def prepare(
         except KeyboardInterrupt:
             say(f"{len(file.answers)} answers are kept in {args.out}; the same command goes on from there")
             raise
-        refuse_empty(job.tally, file)
+        refuse_empty(job, file)
         if args.compact:
             write_answers(args.compact, file.answers.values())
-        say(summary(job.tally, file))
+        say(summary(job, file))
         return chat, result(job, file)
 
 
@@ -147,12 +148,17 @@ def settings(args: Namespace) -> dict[str, Any]:
     }
 
 
-def open_local(args: Namespace) -> tuple[Chat, Opened, str | None]:
-    """How the target is talked to, who writes, and a fingerprint of the weights."""
+def open_local(args: Namespace, conversations: Sequence[Conversation]) -> tuple[Chat, Opened, str | None]:
+    """How the target is talked to, who writes, and a fingerprint of the weights.
+
+    There is room for the longest conversation, as far as the target goes.
+    """
     target = load(args.target, args.dtype or "float32", args.device, args.trust_remote_code)
-    context = min(target.spec.context_len, max(CONTEXT, 2 * args.max_new_tokens))
+    chat = chat_of(target, dict(args.template_variables))
+    longest = max(PROMPT_ROOM, longest_prompt(chat, conversations, args.max_new_tokens)) + args.max_new_tokens
+    context = min(chat.context_len, longest)
     llm = LLM(target, method="ar", max_batch_size=args.batch_size, max_model_len=context)
-    return chat_of(llm, dict(args.template_variables)), nullcontext(Local(llm)), target.facts.weights
+    return replace(chat, context_len=context), nullcontext(Local(llm)), target.facts.weights
 
 
 def open_endpoint(args: Namespace) -> tuple[Chat, Opened, None]:
@@ -164,30 +170,32 @@ def open_endpoint(args: Namespace) -> tuple[Chat, Opened, None]:
     return chat, Endpoint(args.endpoint, args.model or args.target, key or None, chat, args.batch_size), None
 
 
-def refuse_empty(tally: Tally, file: AnswerFile) -> None:
+def refuse_empty(job: Job, file: AnswerFile) -> None:
     """The first token of an answer comes from prefill and is never drafted: an answer of one trains nothing."""
     if all(len(answer.tokens) < 2 for answer in file.answers.values()):
-        why = "; ".join(left_out(tally)) or "is the chat template this target's?"
+        why = "; ".join(left_out(job)) or "is the chat template this target's?"
         none = f"none of the {len(file.answers)} answers in {file.path} has a token to train on"
         raise UserError(f"all-zero mask: {none}: {why}")
 
 
-def summary(tally: Tally, file: AnswerFile) -> str:
+def summary(job: Job, file: AnswerFile) -> str:
+    tally = job.tally
     said = [f"{len(file.answers)} answers in {file.path}, {tally.num_tokens} tokens of this run's conversations"]
     if tally.num_new_tokens:
         said.append(f"{tally.num_new_tokens / tally.seconds:,.0f} tokens/s")
     if tally.refusals:
         said.append("prompts drawn: " + ", ".join(f"{reason} {n}" for reason, n in tally.refusals.most_common()))
-    return "; ".join(said + left_out(tally))
+    return "; ".join(said + left_out(job))
 
 
-def left_out(tally: Tally) -> list[str]:
+def left_out(job: Job) -> list[str]:
+    limit = f"{job.chat.context_len} tokens, the target's limit" + ", or the server's" * bool(job.args.endpoint)
     reasons = {
-        "too long": "no room for an answer",
+        "too long": f"no room for an answer of up to {job.args.max_new_tokens} in {limit}",
         "unknown": "tokens of the answer not certain",
         "not given": "--given has no answer",
     }
-    return [f"{n} turns left out: {why}" for outcome, why in reasons.items() if (n := tally.outcomes[outcome])]
+    return [f"{n} turns left out: {why}" for outcome, why in reasons.items() if (n := job.tally.outcomes[outcome])]
 
 
 def result(job: Job, file: AnswerFile) -> dict[str, Any]:

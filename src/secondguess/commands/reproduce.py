@@ -13,7 +13,7 @@ from secondguess.commands.options import add_target
 from secondguess.commands.record import add_json, make_record
 from secondguess.commands.workload import add_replay_batch, add_texts, check_numbers, comma_separated
 from secondguess.config import TreeConfig
-from secondguess.errors import UserError, did_you_mean
+from secondguess.errors import UserError, did_you_mean, install
 from secondguess.reproduce.arms import ARMS, parse_arms
 
 ALL = "all"
@@ -75,5 +75,5 @@ def check(args: argparse.Namespace) -> dict[str, Path]:
     args.out = args.out or Path("runs") / f"reproduce-{Path(args.target).name.removesuffix('.gguf')}"
     check_folder(args.out)
     if not args.plan and find_spec("matplotlib") is None:
-        raise UserError("the plots need matplotlib: pip install 'secondguess[plots]'")
+        raise UserError(f"the plots need matplotlib: {install('plots')}")
     return parse_arms(args.arms)

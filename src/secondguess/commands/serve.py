@@ -13,7 +13,7 @@ from secondguess.commands.options import add_dataclass, add_device, add_drafter,
 from secondguess.commands.others import others
 from secondguess.config import TreeConfig
 from secondguess.device import choose_device
-from secondguess.errors import UserError, require
+from secondguess.errors import UserError, install, require
 from secondguess.methods import METHODS, SHAPE, Method, parse_method, refuse_unused
 from secondguess.server.replicas import Replicas
 from secondguess.server.settings import Settings
@@ -79,7 +79,7 @@ def warn_if_open(host: str, settings: Settings) -> None:
 def check_installed() -> None:
     missing = [name for name in ("fastapi", "prometheus_client", "uvicorn") if find_spec(name) is None]
     if missing:
-        raise UserError(f"{missing[0]} is not installed; the server needs: pip install 'secondguess[serve]'")
+        raise UserError(f"{missing[0]} is not installed; the server needs: {install('serve')}")
 
 
 def start_logging() -> None:

@@ -14,7 +14,7 @@ from secondguess.commands.options import absolute
 from secondguess.commands.serve import make, start_logging, warn_if_open
 from secondguess.config import TreeConfig
 from secondguess.device import check_share
-from secondguess.errors import require
+from secondguess.errors import install, require
 from secondguess.methods import Method, parse_method
 from secondguess.server.replicas import Replicas
 from secondguess.server.settings import Settings
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 def serve_replicas(args: Namespace, tree: TreeConfig, settings: Settings, replicas: Replicas) -> int:
     """With a copy of all settings in each replica, on whatever machine it is."""
-    require(find_spec("ray") is not None, "ray is not installed; --ray needs: pip install 'secondguess[ray,serve]'")
+    require(find_spec("ray") is not None, f"ray is not installed; --ray needs: {install('ray,serve')}")
     check_share(args.device, replicas.replica_gpus, "--replica-gpus")
     start_logging()
     name = settings.served_model_name or args.target

@@ -11,6 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from secondguess.commands.progress import progress
+from secondguess.errors import install
 from secondguess.lock import locked
 from secondguess.train.setup import Captures, Setup
 from secondguess.train.track import Tracker, open_tracker, scalars
@@ -98,7 +99,7 @@ class Report:
         self.tracker: Tracker | None = open_tracker(trainer.config, trainer.folder.path) if first else None
         self.draws = first and find_spec("matplotlib") is not None
         if not self.draws:
-            console.print("no curves.png: it needs matplotlib, pip install 'secondguess[plots]'", soft_wrap=True)
+            console.print(f"no curves.png: it needs matplotlib, {install('plots')}", markup=False, soft_wrap=True)
 
     def __call__(self, line: dict[str, Any]) -> None:
         self.console.print(held_out_lines(line), soft_wrap=True)

@@ -1,4 +1,4 @@
-"""The model card (README.md) of an exported drafter: what it is, how to serve it, what it was measured at."""
+"""The model card (README.md) of a drafter: what it is and was measured at, how to serve it and to train it again."""
 
 from __future__ import annotations
 
@@ -9,10 +9,16 @@ from typing import Any
 import yaml
 
 from secondguess.config import CHAIN, DrafterConfig
+from secondguess.drafter.measured import table
+from secondguess.drafter.shipped import ELSEWHERE, public_settings
 
 PAPER = "https://arxiv.org/abs/2611.05724"
-# Settings of a training run that say nothing of the drafter.
-PLACES = ("responses", "out", "captures", "eval_every", "save_every", "track")
+KINDS = {"eagle3.1": "EAGLE-3.1", "pr": "PR", "hass": "HASS", "hass+pr": "HASS + PR"}
+# Settings of a training run that say nothing of the drafter. (Whether to trust code is for who runs it to say.)
+PLACES = (
+    "responses", "out", "captures", "eval_every", "eval_budget", "eval_responses", "save_every", "track", "device",
+    "parallel", "trust_remote_code",
+)  # fmt: skip
 SGLANG_TREE = {"num-steps": 5, "eagle-topk": 6, "num-draft-tokens": 25}  # the root counts as a token there
 WORDS = {1: "One layer", 2: "Two layers"}
 
@@ -27,72 +33,110 @@ class Names:
 
 
 def card(names: Names, form: str, c: DrafterConfig, block: Mapping[str, Any]) -> str:
-    """Markdown, with the header that the hub reads. ``form``: see ``export``."""
-    kind, base_model = kind_of(c), names.base_model
-    tags = ["speculative-decoding", "eagle3", *["parallel-reconsideration"] * (c.second_look is not None)]
-    header = [
-        "---",
-        f"base_model: {base_model}",
-        "library_name: secondguess",
-        "pipeline_tag: text-generation",
-        "tags:",
-        *(f"- {tag}" for tag in tags),
-        "---",
-    ]
+    """Markdown, with the header that the hub reads. ``form``: see ``export``; ``block``: as it is ``published``."""
+    kind, base_model, known = kind_of(c, block), names.base_model, block.get("card", {})
+    header = {
+        "base_model": base_model,
+        **({"license": known["licence"]} if "licence" in known else {}),
+        "library_name": "secondguess",
+        "pipeline_tag": "text-generation",
+        "tags": ["speculative-decoding", "eagle3", *["parallel-reconsideration"] * (c.second_look is not None)],
+    }
     parts = [
+        f"---\n{yaml.safe_dump(header, sort_keys=False)}---",
         f"# {kind} drafter for {base_model}",
         f"It guesses the next tokens of {base_model}, which checks them: the same text in less time. "
         f"{WORDS.get(c.num_layers, f'{c.num_layers} layers')} of width {c.hidden_size}; it can offer "
         f"{c.draft_vocab_size} of the {c.vocab_size} tokens.",
-        measured(block),
+        probed(block.get("probe")),
+        *(["## Measured", *table(known["measured"])] if "measured" in known else []),
         "## Serve it",
-        *commands(names, form, c),
+        *commands(names, form, c, block),
+        *data(block),
         *retraining(block),
         *notes(c),
     ]
-    return "\n".join(header) + "\n\n" + "\n\n".join(filter(None, parts)) + "\n"
+    return "\n\n".join(filter(None, parts)) + "\n"
 
 
-def kind_of(c: DrafterConfig) -> str:
-    if c.second_look is not None:
-        return "PR"
-    return "EAGLE-3.1" if c.fc_norm and c.norm_output else "EAGLE-3"
+def published(block: Mapping[str, Any], names: Names) -> dict[str, Any]:
+    """The ``secondguess`` block as others may read it: a path of this machine would tell them nothing."""
+    found, training = {**block, "target": names.target}, block.get("training", {})
+    if "settings" in training:
+        settings = {name: value for name, value in training["settings"].items() if name not in PLACES}
+        found["training"] = {**training, "settings": public_settings(settings) | {"target": names.target}}
+    return found
 
 
-def measured(block: Mapping[str, Any]) -> str:
-    """The acceptance length that the doctor recorded, and what the drafter was trained on."""
-    probe, training = block.get("probe"), block.get("training", {})
-    lines = []
-    if probe:
-        lines.append(
-            f"Acceptance length {probe['acceptance_length']:.2f} (tokens a cycle; method {probe['method']}, budget "
-            f"{probe['budget']}, greedy, {probe['max_new_tokens']} tokens to each of the doctor's 20 prompts)."
-        )
-    if count := training.get("num_responses"):
-        took = f" for {training['steps']} steps, {training['seconds'] / 60:.0f} minutes" if "steps" in training else ""
-        lines.append(f"Trained on {count} answers of the target itself{took}.")
-    return " ".join(lines)
+def method_of(c: DrafterConfig, block: Mapping[str, Any]) -> str:
+    """What it was trained for; where that is not known, what its network is made for."""
+    return block.get("method") or ("eagle3.1" if c.second_look is None else "pr")
+
+
+def kind_of(c: DrafterConfig, block: Mapping[str, Any]) -> str:
+    older = method_of(c, block) == "eagle3.1" and not (c.fc_norm and c.norm_output)
+    return "EAGLE-3" if older else KINDS[method_of(c, block)]
+
+
+def probed(probe: Mapping[str, Any] | None) -> str:
+    """The acceptance length that the doctor recorded."""
+    if not probe:
+        return ""
+    return (
+        f"Acceptance length {probe['acceptance_length']:.2f} (tokens a cycle; method {probe['method']}, budget "
+        f"{probe['budget']}, greedy, {probe['max_new_tokens']} tokens to each of the doctor's 20 prompts)."
+    )
+
+
+def data(block: Mapping[str, Any]) -> list[str]:
+    """What it was trained on, and the licence."""
+    known, training = block.get("card", {}), block.get("training", {})
+    lines = [
+        f"Trained on {effort(training)}." if "num_responses" in training else "",
+        known.get("data", ""),
+        f"Licence: {known['licence']}." if "licence" in known else "",
+    ]
+    return ["## Data", *filter(None, lines)] if any(lines) else []
+
+
+def effort(training: Mapping[str, Any]) -> str:
+    """``3968 answers of the target itself for 992 steps, 11 minutes``, then the same of the drafter it started from."""
+    said, start = f"{training['num_responses']} answers of the target itself", training.get("start")
+    if "steps" in training:
+        said += f" for {training['steps']} steps, {duration(training)}"
+    if start is None:
+        return said
+    before = f", which was trained on {effort(start)}" if "num_responses" in start else ""
+    return f"{said}, from `{start['name']}`{before}"
+
+
+def duration(training: Mapping[str, Any]) -> str:
+    whole = training.get("wall_seconds")
+    seconds, of = (training["seconds"], "of steps alone") if whole is None else (whole, "in all")
+    processes = training.get("num_processes", 1)
+    return f"{seconds / 60:.0f} minutes {of}" + (f" by {processes} processes" if processes > 1 else "")
 
 
 def retraining(block: Mapping[str, Any]) -> list[str]:
-    """The settings that it was trained with, where they are not the defaults, as a file for ``secondguess train``."""
+    """The settings that it was trained with, in full, as a file for ``secondguess train``."""
     settings = block.get("training", {}).get("settings")
     if not settings:
         return []
-    from secondguess.train.config import unusual  # training is none of a drafter's business else
+    from secondguess.train.config import idle  # training is none of a drafter's business else
 
-    said = {name: settings[name] for name in ("target", "method") if name in settings}
-    said |= {name: value for name, value in unusual(settings).items() if name not in PLACES}
+    unsaid = (*PLACES, *idle(settings["method"]))
+    said = {name: value for name, value in settings.items() if name not in unsaid}
     again = (
         "`secondguess train --config run.yaml responses=answers.jsonl out=run` with this `run.yaml` trains it again:"
     )
-    return ["## Train it again", again, f"```yaml\n{yaml.safe_dump(said, sort_keys=False).strip()}\n```"]
+    elsewhere = f"`{ELSEWHERE}` is a drafter that was not published under a name." if ELSEWHERE in said.values() else ""
+    return ["## Train it again", again, f"```yaml\n{yaml.safe_dump(said, sort_keys=False).strip()}\n```", elsewhere]
 
 
-def commands(names: Names, form: str, c: DrafterConfig) -> list[str]:
+def commands(names: Names, form: str, c: DrafterConfig, block: Mapping[str, Any]) -> list[str]:
     """How engines that compute what the drafter was trained to compute start with it."""
     lines = [
-        f"secondguess: `secondguess serve {names.target} --drafter {names.drafter}`",
+        f"secondguess: `secondguess serve {names.target} --drafter {names.drafter} --method {method_of(c, block)}`",
         f"vLLM: `{vllm_command(names, form)}`",
     ]
     if unread_by_sglang(c):

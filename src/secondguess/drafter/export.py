@@ -18,13 +18,14 @@ from typing import Any
 
 import torch
 
+from secondguess.atomic import replacing
 from secondguess.config import CHAIN, DrafterConfig
-from secondguess.drafter.card import Names, card
+from secondguess.drafter.card import Names, card, published
 from secondguess.drafter.checkpoint import QUERY, WEIGHTS, build, load_tensors, write_tensors
 from secondguess.drafter.folder import new_folder
-from secondguess.drafter.settings import read_settings, to_json
+from secondguess.drafter.settings import read_json, read_settings, to_json
 from secondguess.drafter.shipped import HUB_ID
-from secondguess.drafter.speculators_form import flat_names, nested, nested_names
+from secondguess.drafter.speculators_form import KIND, flat_names, nested, nested_names
 from secondguess.target.facts import recorded
 from secondguess.target.load import DEFAULT
 
@@ -44,8 +45,9 @@ def export(source: Path, form: str, folder: Path, base_model: str | None, max_po
     build(source, shape, torch.zeros(1, 1).expand(shape.vocab_size, shape.hidden_size))  # is it whole?
     tensors = flat_names(load_tensors(source / WEIGHTS))
     stored = str(tensors["norm.weight"].dtype).removeprefix("torch.")
-    flat = to_json(shape, block["target_embedding"], block) | {"dtype": stored}
     names = names_of(folder, block, base_model)
+    block = published(block, names)
+    flat = to_json(shape, block["target_embedding"], block) | {"dtype": stored}
     with new_folder(folder) as temporary:
         write_tensors(tensors if form == "eagle3" else nested_names(tensors), temporary / WEIGHTS)
         if shape.level1_tensors:
@@ -56,6 +58,15 @@ def export(source: Path, form: str, folder: Path, base_model: str | None, max_po
         assert read_settings(temporary)[0] == shape, "what was written is read as something else"
         (temporary / "README.md").write_text(card(names, form, shape, block), encoding="utf-8")
     return remarks(shape, names.base_model)
+
+
+def write_card(folder: Path, base_model: str | None) -> None:
+    """Write the card of the drafter in ``folder`` into it, as ``export`` does."""
+    shape, block = read_settings(folder)
+    names = names_of(folder.resolve(), block, base_model)
+    form = "speculators" if KIND in read_json(folder) else "eagle3"
+    with replacing(folder / "README.md") as temporary:
+        temporary.write_text(card(names, form, shape, published(block, names)), encoding="utf-8")
 
 
 def names_of(folder: Path, block: dict[str, Any], base_model: str | None) -> Names:

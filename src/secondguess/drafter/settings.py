@@ -11,6 +11,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
+from secondguess.atomic import replacing
 from secondguess.config import MAX_LAYERS, DrafterConfig, SecondLook
 from secondguess.drafter.rope import rope_parameters, scaling_of
 from secondguess.drafter.speculators_form import FLAT_ARCHITECTURES, TAPS, flattened
@@ -98,6 +99,14 @@ def read_block(folder: Path) -> dict[str, Any]:
     """The ``secondguess`` block as it stands there, unchecked; empty if there is none. Raises as ``read_json`` does."""
     block = read_json(folder).get("secondguess")
     return block if isinstance(block, dict) else {}
+
+
+def add_note(folder: Path, name: str, value: Any) -> None:
+    """Set ``name`` of the ``secondguess`` block, in a drafter's folder."""
+    config = read_json(folder)
+    config["secondguess"][name] = value
+    with replacing(folder / "config.json") as temporary:
+        temporary.write_text(json.dumps(config, indent=1) + "\n")
 
 
 def read_settings(folder: Path) -> tuple[DrafterConfig, dict[str, Any]]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from huggingface_hub import snapshot_download
 from torch import Tensor
@@ -14,6 +16,7 @@ from secondguess.target.fingerprint import embedding_fingerprint
 
 SHIPPED = Path(__file__).parent.parent / "drafters"
 HUB_ID = re.compile(r"[\w.-]*\w/\w[\w.-]*")
+ELSEWHERE = "FOLDER"  # stands for a drafter that has no name for others
 PATTERNS = ["*.json", "*.safetensors", "*.bin"]
 
 
@@ -25,6 +28,22 @@ def shipped_for(embedding: Tensor) -> dict[str, Path]:
         if json.loads(path.read_text())["secondguess"]["target_embedding"] == ours:
             found[path.parent.name] = path.parent
     return found
+
+
+def public_name(drafter: str) -> str:
+    """What others find a drafter under: its hub id, or the name of one that ships; ``FOLDER`` for one of this machine.
+
+    ``none`` stays what it is.
+    """
+    here = Path(drafter).expanduser().is_dir()
+    known = {"none"} | {path.parent.name for path in SHIPPED.glob("*/*/config.json")}
+    return drafter if not here and (drafter in known or HUB_ID.fullmatch(drafter)) else ELSEWHERE
+
+
+def public_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of a training run; a drafter among them has its ``public_name``."""
+    named = ("warm_start", "anchor_to")
+    return {name: public_name(value) if name in named else value for name, value in settings.items()}
 
 
 def find_alone(drafter: str) -> Path:

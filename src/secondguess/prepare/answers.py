@@ -7,7 +7,7 @@ a line of its own, whose prompt holds the conversation so far; its id is ``ID#2`
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -140,6 +140,21 @@ class Writer:
             return Turn("unknown")
         of_prompt = (len(prompt_ids), digests.of_tokens(prompt_ids))
         return Turn("answered", prompt_ids, Answer(id_, temperature, params.seed, reply.token_ids, *of_prompt))
+
+
+def longest_prompt(chat: Chat, conversations: Iterable[Conversation], max_new_tokens: int) -> int:
+    """In tokens; 0 of none. A later turn's holds the conversation so far, with answers that are as long as they may be.
+
+    Raises UserError when the template refuses a conversation.
+    """
+    longest = 0
+    for conversation in conversations:
+        messages = opening(conversation.system)
+        for text in conversation.turns:
+            messages += [user(text), assistant("")]
+        prompt_ids = chat.encode_rendered(chat.render(messages[:-1]))
+        longest = max(longest, len(prompt_ids) + (len(conversation.turns) - 1) * max_new_tokens)
+    return longest
 
 
 def row(source: str, prompt_ids: Sequence[int], answer: Answer, variables: Mapping[str, Any]) -> dict[str, Any]:

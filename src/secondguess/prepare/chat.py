@@ -12,9 +12,9 @@ from jinja2 import TemplateError
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from secondguess.errors import UserError
-from secondguess.llm import LLM
 from secondguess.prompts import Chat as Conversation
 from secondguess.prompts import Message, check_variables, encode
+from secondguess.target.hf import HFTarget
 from secondguess.target.load import DEFAULT, find_files
 from secondguess.target.pretrained import Pretrained
 from secondguess.target.quiet import quiet_transformers
@@ -58,9 +58,9 @@ class Chat:
         return frozenset(i for i, token in self.tokenizer.added_tokens_decoder.items() if token.special)
 
 
-def chat_of(llm: LLM, variables: Mapping[str, Any] = NOTHING) -> Chat:
+def chat_of(target: HFTarget, variables: Mapping[str, Any] = NOTHING) -> Chat:
     """That of a target that is loaded. Raises UserError when it has no chat template, or none with ``variables``."""
-    return _checked(Chat(llm.target.tokenizer, llm.max_model_len, llm.target.spec.eos_token_ids, variables))
+    return _checked(Chat(target.tokenizer, target.spec.context_len, target.spec.eos_token_ids, variables))
 
 
 def load_chat(name: str, trust_remote_code: bool = False, variables: Mapping[str, Any] = NOTHING) -> Chat:

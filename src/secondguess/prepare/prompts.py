@@ -11,8 +11,12 @@ from typing import Any
 
 from secondguess.errors import UserError
 
-# What people call who speaks. Whoever else does (assistant, gpt, tool, ...) is left out.
-SPEAKERS = {"user": "user", "human": "user", "system": "system"}
+# What people call who speaks: these are listened to, the others left out.
+SPEAKERS = {"user": "user", "human": "user", "system": "system", "developer": "system"}
+LEFT_OUT = (
+    "assistant", "gpt", "chatgpt", "bing", "bard", "model", "tool", "tool_call", "tool_response", "function",
+    "function_call", "function_response", "observation", "ipython",
+)  # fmt: skip
 
 Said = tuple[str | None, tuple[str, ...]]  # a system prompt, and a user's turns
 
@@ -93,9 +97,19 @@ def _split(messages: Any, system: Any) -> tuple[Any, list[Any]]:
     """The system prompt and the user's turns of messages {"role", "content"}, or ShareGPT's {"from", "value"}."""
     if not isinstance(messages, list) or not all(isinstance(m, dict) for m in messages):
         raise ValueError("messages must be a list of objects")
-    said = [(SPEAKERS.get(str(m.get("role", m.get("from")))), m.get("content", m.get("value"))) for m in messages]
-    system = next((text for who, text in said if who == "system"), system)
-    return system, [text for who, text in said if who == "user"]
+    said = [(_speaker(m.get("role", m.get("from"))), m.get("content", m.get("value"))) for m in messages]
+    systems = [text for who, text in said if who == "system"]
+    if len(systems) > 1:
+        raise ValueError("messages must hold one system prompt at most: join them")
+    return (systems[0] if systems else system), [text for who, text in said if who == "user"]
+
+
+def _speaker(role: Any) -> str | None:
+    """``user`` or ``system``, None for who is left out. What somebody unknown says may matter: that is an error."""
+    if role not in (*SPEAKERS, *LEFT_OUT):
+        known = ", ".join((*SPEAKERS, *LEFT_OUT))
+        raise ValueError(f"messages must be of a known role, one of {known}; got {role!r}: rename it or leave it out")
+    return SPEAKERS.get(role)
 
 
 def _id(row: dict[str, Any], stem: str, system: str | None, turns: Sequence[str]) -> str:

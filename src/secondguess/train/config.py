@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
@@ -200,12 +199,6 @@ def idle(method: str) -> tuple[str, ...]:
     """Settings that the method has no use for."""
     recipe = RECIPES[method]
     return (() if recipe.level1 else LEVEL1) + (() if recipe.top_k_loss else TOP_K)
-
-
-def unusual(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Of the settings of a run those that make it another one than today's defaults would."""
-    usual, without = {f.name: f.default for f in fields(TrainConfig)}, idle(settings["method"])
-    return {name: value for name, value in settings.items() if name not in without and value != usual.get(name)}
 
 
 def list_settings() -> str:

@@ -13,12 +13,14 @@ from secondguess.drafter.checkpoint import check_target, load_checkpoint
 from secondguess.drafter.checks import examine, warn
 from secondguess.drafter.fit import drafter_config, final_norm_gain, head_rows
 from secondguess.drafter.model import Drafter, initialise, start_level1
-from secondguess.drafter.settings import read_settings
-from secondguess.drafter.shipped import find_drafter
+from secondguess.drafter.settings import read_block, read_settings
+from secondguess.drafter.shipped import find_drafter, public_name
 from secondguess.drafter.vocab import choose_vocab
 from secondguess.errors import require
 from secondguess.target.hf import HFTarget
 from secondguess.train.config import DRAFT_VOCABULARY, TrainConfig
+
+SPENT = ("num_responses", "steps", "seconds", "wall_seconds", "num_processes", "start")  # of a training
 
 
 def start_drafter(target: HFTarget, config: TrainConfig, counts: Tensor) -> Drafter:
@@ -61,6 +63,14 @@ def warm_drafter(target: HFTarget, config: TrainConfig) -> Drafter:
     start_level1(drafter)
     drafter.load_state_dict(found.state_dict(), strict=False)  # only level 1's own may differ
     return drafter
+
+
+def start_notes(target: HFTarget, config: TrainConfig) -> dict[str, Any]:
+    """For the checkpoint's ``training``: which drafter it started from, if any, and what was spent on that one."""
+    if config.warm_start == "none":
+        return {}
+    before = read_block(find_drafter(config.warm_start, config.warm_start, target.embedding)).get("training", {})
+    return {"start": {"name": public_name(config.warm_start)} | {key: before[key] for key in SPENT if key in before}}
 
 
 def tap_layers_of(target: HFTarget, warm_start: str) -> tuple[int, ...] | None:

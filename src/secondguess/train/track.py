@@ -9,7 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
 
-from secondguess.errors import UserError
+from secondguess.errors import UserError, install
 from secondguess.train.config import TrainConfig
 
 
@@ -68,7 +68,7 @@ def package(name: str) -> ModuleType:
     try:
         return import_module("torch.utils.tensorboard" if name == "tensorboard" else name)
     except ImportError:
-        raise UserError(f"track={name} needs a package more: pip install 'secondguess[{name}]'") from None
+        raise UserError(f"track={name} needs a package more: {install(name)}") from None
 
 
 def scalars(line: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:

@@ -15,6 +15,7 @@ from secondguess.capture.source import FeatureSource
 from secondguess.drafter.checkpoint import save_drafter
 from secondguess.drafter.fit import head_rows
 from secondguess.drafter.model import Drafter
+from secondguess.drafter.shipped import public_settings
 from secondguess.drafter.vocab import count_tokens, coverage, target_to_draft
 from secondguess.errors import require
 from secondguess.lock import locked
@@ -32,7 +33,7 @@ from secondguess.train.own import check_answers
 from secondguess.train.parallel import Processes, load_optimizer, whole, whole_drafter
 from secondguess.train.plan import Plan
 from secondguess.train.run_folder import RunFolder
-from secondguess.train.start import content, start_drafter, unlike_new
+from secondguess.train.start import content, start_drafter, start_notes, unlike_new
 
 
 class Trainer:
@@ -56,7 +57,7 @@ class Trainer:
         self.plan = Plan(config, self.training, self.processes.count)
         self.judge = Judge(config, held_out, pick_replayed(responses, held_out, config.eval_responses))
         counts = count_tokens((responses[i].answer for i in self.training), target.spec.vocab_size)
-        self.drafter = start_drafter(target, config, counts)
+        self.drafter, self.start_notes = start_drafter(target, config, counts), start_notes(target, config)
         self.origin = origin_of([responses[i] for i in self.training], target)
         assert source.tap_layers == self.drafter.config.tap_layers, "states of other layers than the drafter reads"
         self.coverage = coverage(counts, self.drafter.target_ids)
@@ -194,9 +195,10 @@ class Trainer:
             "method": self.config.method,
             "made_for": asdict(self.origin.facts),
             "training": {
-                "settings": self.folder.settings | {"warm_start": self.config.warm_start},
+                "settings": public_settings(self.folder.settings | {"warm_start": self.config.warm_start}),
                 "steps": self.step,
                 "seconds": round(self.seconds),
+                **self.start_notes,
                 **self.origin.notes,
                 "vocabulary_coverage": round(self.coverage, 4),
                 "surprise": self.surprise,
