@@ -241,6 +241,15 @@ def test_json_holds_record_and_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert [p.name for p in tmp_path.iterdir()] == ["out.json"]
 
 
+def test_numbers_of_a_list_share_a_line_and_texts_stay(tmp_path: Path) -> None:
+    rows = [{"text": "[\n1,\n 2]", "ids": [1, 2], "shares": [[0.5, None], []], "names": ["a"]}]
+    record.write_json(tmp_path / "out.json", {}, "rows", rows)
+    text = (tmp_path / "out.json").read_text()
+    assert json.loads(text)["rows"] == rows
+    assert '"ids": [ 1, 2 ],\n' in text
+    assert "        [ 0.5, null ],\n" in text
+
+
 def test_a_failed_write_leaves_the_old_file_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "out.json"
     record.write_json(path, {}, "rows", ROWS)

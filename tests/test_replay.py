@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from secondguess.bench import evaluation
 from secondguess.bench.acceptance import Tally, acceptance_length, by_depth, count, measure, paired_gain
 from secondguess.bench.plan import Prompt, prompt_seed
 from secondguess.bench.replay import read, replay
@@ -254,13 +255,13 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 def test_eval_finds_what_bench_finds(command, capsys) -> None:
     flags = ("--method", "ngram,eagle3.1,pr,pr:m=1", "--budget", "3,8", "--temperature", "0,1")
     assert command("bench", *flags, "--json", "bench.json") == 0
-    assert command("eval", *flags, "--json", "eval.json", "--against", "eagle3.1") == 0
+    assert command("eval", *flags, "--json", "eval.json", "--against", "eagle3.1", "--group", "both=one,two") == 0
     out = capsys.readouterr().out
     assert "all tasks, T = 1, 4 prompts" in out
     assert "gain in tau over eagle3.1" in out
     live, replayed = (json.loads(Path(f).read_text())["rows"] for f in ("bench.json", "eval.json"))
     found = {(r["method"], r["budget"], r["task"], r["temperature"]): r for r in replayed}
-    assert len(found) == len(replayed) == 8 * 3 * 2
+    assert len(found) == len(replayed) == 8 * 4 * 2
     compared = [r for r in live if r["method"] != "ar"]
     assert len(compared) == 8 * 2 * 2
     for row in compared:
@@ -270,6 +271,11 @@ def test_eval_finds_what_bench_finds(command, capsys) -> None:
     totals = [r for r in replayed if r["task"] == "all tasks" and r["method"] == "pr"]
     assert all(r["gain_low"] <= r["gain"] <= r["gain_high"] for r in totals)
     assert all(r["gain"] is None for r in replayed if r["method"] == "eagle3.1")
+    assert [r for r in replayed if r["task"] == "both"] == [
+        r | {"task": "both"} for r in replayed if r["task"] == "all tasks"
+    ]
+    again, against = evaluation.read(Path("eval.json"))
+    assert [row for e in again for row in e.rows(against, {"both": ("one", "two")})] == replayed
 
 
 def test_a_second_turn_follows_the_plain_answer_to_the_first(command, capsys) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from secondguess.bench.sweep import sweep
+from secondguess.bench.sweep import second_looks, sweep
 from secondguess.cli import main
 from secondguess.config import Reconsider, SecondLook, TreeConfig
 from secondguess.drafter.checkpoint import save_drafter
@@ -142,7 +142,7 @@ def assert_text_is_plain(typed: str, seed: int) -> None:
             assert many.finish_reason == one.finish_reason
 
 
-@pytest.mark.parametrize("typed", sweep(offer_width=3))
+@pytest.mark.parametrize("typed", second_looks(offer_width=3))
 def test_no_switch_changes_a_text(typed: str) -> None:
     assert_text_is_plain(typed, len(typed))
 
@@ -248,7 +248,7 @@ def test_hass_drafts_as_eagle_does_and_needs_a_drafter(tmp_path: Path) -> None:
 
 
 def test_the_sweep_has_every_value_of_every_switch_once() -> None:
-    methods = [parse_method(typed, TreeConfig()) for typed in sweep(offer_width=6)]
+    methods = [parse_method(typed, TreeConfig()) for typed in second_looks(offer_width=6)]
     trees = [method.tree for method in methods]
     assert len({*trees, TreeConfig()}) == len(trees) + 1
     changed = [[n for n in SWITCHES if getattr(t.reconsider, n) != getattr(Reconsider(), n)] for t in trees]
@@ -258,16 +258,31 @@ def test_the_sweep_has_every_value_of_every_switch_once() -> None:
         assert {getattr(t.reconsider, name) for t in trees} == set(words)
     assert [m.typed for m in methods[-7:-3]] == ["pr:m=1", "pr:m=2", "pr:m=4", "pr:m=6"]
     assert [m.typed for m in methods[-3:]] == ["pr:m=0", "pr:m=0,extra_advance=3", "pr:m=0,grow_width=9"]
-    assert "pr:refined_offer_width=3" not in sweep(offer_width=3)
+    assert "pr:refined_offer_width=3" not in second_looks(offer_width=3)
 
 
-def test_eval_sweeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_sweep_gives_both_methods_the_same_shapes() -> None:
+    methods = [parse_method(typed, TreeConfig()) for typed in sweep(offer_width=6)]
+    shapes = {m.typed: (m.tree.offer_width, m.tree.grow_width, m.tree.num_steps) for m in methods}
+    expected = {(6, 6, 8), (9, 6, 8), (12, 6, 8), (16, 6, 8), (6, 9, 8), (6, 12, 8), (6, 6, 5), (6, 6, 10)}
+    for name in ("eagle3.1", "pr"):
+        assert {shapes[typed] for typed in shapes if typed.startswith(name) and "m=0" not in typed} == expected
+    assert len(shapes) == len(methods)
+    assert {"eagle3.1", "pr", *second_looks(offer_width=6)} < shapes.keys()
+
+
+def test_eval_sweeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     save_tiny(tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SECONDGUESS_CACHE", str(tmp_path / "cache"))
-    Path("one.jsonl").write_text(json.dumps({"id": "1", "turns": ["one"]}) + "\n")
+    rows = [{"id": turn, "turns": [turn]} for turn in ("one", "two")]
+    Path("one.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     fixed = ("--tasks", "one.jsonl", "--max-new-tokens", "5", "--num-steps", "3", "--drafter", "drafters/pr")
     assert main(["eval", "target", *fixed, "--method", "eagle3.1", "--sweep", "--json", "rows.json"]) == 0
-    rows = json.loads(Path("rows.json").read_text())["rows"]
-    assert [row["method"] for row in rows] == ["eagle3.1", "pr", *sweep(offer_width=6)]
+    content = json.loads(Path("rows.json").read_text())
+    rows = content["rows"]
+    assert [row["method"] for row in rows] == list(dict.fromkeys(["eagle3.1", *sweep(offer_width=6)]))
     assert [row["method"] for row in rows if row["gain"] is None] == ["pr"]
+    (best,) = content["best"]
+    assert best["num_prompts"] == 1
+    assert f"{best['method']} {best['acceptance_length']:.2f}, {best['over']} " in capsys.readouterr().out

@@ -15,7 +15,7 @@ from torch import Tensor
 
 import reference
 from reference import Look
-from secondguess.bench.sweep import sweep
+from secondguess.bench.sweep import second_looks
 from secondguess.config import Reconsider, TreeConfig
 from secondguess.fields import choices
 from secondguess.methods import parse_method
@@ -149,7 +149,7 @@ def test_late_second_looks_equal_the_plain_python_loop(config: TreeConfig, seed:
     check(config, seed, coarse)
 
 
-@pytest.mark.parametrize("typed", sweep(offer_width=3))
+@pytest.mark.parametrize("typed", second_looks(offer_width=3))
 @settings(max_examples=8)
 @given(seed=seeds, coarse=st.booleans())
 def test_each_switch_alone_equals_the_plain_python_loop(typed: str, seed: int, coarse: bool) -> None:
@@ -162,7 +162,7 @@ def drafted(config: TreeConfig, seed: int) -> tuple:
     return nodes_of(tree, 0), store.glances
 
 
-@pytest.mark.parametrize("typed", sweep(offer_width=3))
+@pytest.mark.parametrize("typed", second_looks(offer_width=3))
 def test_each_switch_changes_some_draft(typed: str) -> None:
     """Otherwise the equality above would say little. What the drafter alone does is tested with the drafter."""
     tree = parse_method(typed, TreeConfig(num_steps=6, grow_width=4, offer_width=3)).tree

@@ -30,6 +30,7 @@ COMMANDS = {
     "serve": "an OpenAI-compatible server, and a page for browsers",
     "bench": "acceptance length and speed of methods on tasks, timed live",
     "eval": "acceptance of drafters on tasks by replay, without verification or timing",
+    "tables": "what eval wrote as tables in Markdown, with groups of tasks",
     "trace": "record every cycle's draft tree on tasks, by replay",
     "tree": "draw one cycle's draft tree of a trace",
     "quality": "what weights of fewer bits change of a target, beside llama.cpp's",

@@ -1,10 +1,14 @@
-"""What replayed cycles drafted and accepted, counted per text, and the rows that ``eval`` shows. Pure functions."""
+"""What replayed cycles drafted and accepted, counted per text, and the numbers of ``eval``'s rows. Pure functions.
+
+C conversations, S resamples of them; K sums, tokens and cycles of each method.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import pairwise
 from statistics import mean
 from typing import Any
@@ -18,6 +22,8 @@ from secondguess.types import DraftTree
 
 RESAMPLES = 10_000
 LEVELS = 2
+
+Estimate = tuple[float, float, float]  # a number and the ends of its 95 % interval
 
 
 @dataclass(slots=True)
@@ -38,6 +44,17 @@ class Tally:
     @property
     def num_emitted(self) -> int:
         return sum(self.accepted) + self.num_cycles
+
+    def counts(self) -> list[int]:
+        """All that was counted: drafted and accepted by level, repeated, then the cycles that accepted 0, 1, 2, ..."""
+        cycles = [self.accepted_lengths[n] for n in range(max(self.accepted_lengths, default=-1) + 1)]
+        return [*self.drafted, *self.accepted, self.repeated, *cycles]
+
+    @classmethod
+    def of(cls, looping: bool, conversation: str, counts: Sequence[int]) -> Tally:
+        """With what ``counts`` told."""
+        cycles = Counter({n: count for n, count in enumerate(counts[5:]) if count})
+        return cls(looping, conversation, cycles, list(counts[:2]), list(counts[2:4]), counts[4])
 
 
 def count(tallies: Sequence[Tally], texts: Sequence[int], trace: CycleTrace) -> None:
@@ -78,27 +95,47 @@ def by_depth(tallies: Sequence[Tally]) -> list[float]:
     return [deeper / above for above, deeper in pairwise(reached)]
 
 
-def paired_gain(ours: Sequence[Tally], theirs: Sequence[Tally], seed: int = 0) -> tuple[float, float, float] | None:
-    """By how much tau exceeds the other method's on the same texts, as a share of it, and the 95 % interval of that.
+def tau_with_interval(tallies: Sequence[Tally]) -> Estimate | None:
+    """None without a cycle."""
+    return estimate(by_conversation(tallies), lambda sums_K: sums_K[0] / sums_K[1])
 
-    Percentile bootstrap over texts (10,000 resamples; both methods' cycles of a text stay together, and the turns of a
-    conversation).
-    """
+
+def paired_gain(ours: Sequence[Tally], theirs: Sequence[Tally]) -> Estimate | None:
+    """By how much tau exceeds the other method's on the same texts, as a share of it. None without a cycle."""
+    sums_CK = np.concatenate((by_conversation(ours), by_conversation(theirs)), 1)
+    return estimate(sums_CK, lambda sums_K: sums_K[0] / sums_K[1] / (sums_K[2] / sums_K[3]) - 1)
+
+
+def by_conversation(tallies: Sequence[Tally]) -> np.ndarray:
+    """float64 [C, 2]: tokens and cycles of each conversation, all turns together."""
     units: dict[int | str, list[int]] = {}
-    for i, (mine, other) in enumerate(zip(ours, theirs, strict=True)):
-        unit = units.setdefault(i if mine.conversation is None else mine.conversation, [0] * 4)
-        for j, n in enumerate((mine.num_emitted, mine.num_cycles, other.num_emitted, other.num_cycles)):
-            unit[j] += n
-    table_4P = np.array(list(units.values()), dtype=np.float64).reshape(-1, 4).T
-    if not table_4P[1].sum():
+    for i, t in enumerate(tallies):
+        unit = units.setdefault(i if t.conversation is None else t.conversation, [0, 0])
+        unit[0] += t.num_emitted
+        unit[1] += t.num_cycles
+    return np.array(list(units.values()), dtype=np.float64).reshape(-1, 2)
+
+
+def estimate(sums_CK: np.ndarray, statistic: Callable[[np.ndarray], Any]) -> Estimate | None:
+    """A statistic of sums over conversations (of all methods' tokens and cycles, in turns) and its 95 % interval.
+
+    Percentile bootstrap: conversations are drawn, each with all that the methods did in it.
+    """
+    whole_K = sums_CK.sum(0)
+    if not whole_K[1]:
         return None
-    picks_SP = np.random.default_rng(seed).integers(table_4P.shape[1], size=(RESAMPLES, table_4P.shape[1]))
-    emitted_S, cycles_S, their_emitted_S, their_cycles_S = table_4P[:, picks_SP].sum(-1)
-    whole = table_4P.sum(-1)
     with np.errstate(invalid="ignore"):  # a resample of texts without a cycle
-        gains_S = (emitted_S / cycles_S) / (their_emitted_S / their_cycles_S) - 1
-    low, high = np.nanpercentile(gains_S, [2.5, 97.5])
-    return float(whole[0] / whole[1] / (whole[2] / whole[3]) - 1), float(low), float(high)
+        values_S = statistic((draws(len(sums_CK)) @ sums_CK).T)
+    low, high = np.nanpercentile(values_S, [2.5, 97.5])
+    return float(statistic(whole_K)), float(low), float(high)
+
+
+@lru_cache(maxsize=2)  # of all texts, and of those that do not loop: the same for every method
+def draws(count: int) -> np.ndarray:
+    """float64 [S, count]: how often each of ``count`` is drawn in each of 10,000 resamples."""
+    picks_SC = np.random.default_rng(0).integers(count, size=(RESAMPLES, count))
+    flat = picks_SC + count * np.arange(RESAMPLES)[:, None]
+    return np.bincount(flat.ravel(), minlength=count * RESAMPLES).reshape(RESAMPLES, count).astype(np.float64)
 
 
 def measure(ours: Sequence[Tally], baseline: Sequence[Tally] | None) -> dict[str, Any]:
@@ -108,11 +145,12 @@ def measure(ours: Sequence[Tally], baseline: Sequence[Tally] | None) -> dict[str
     )
     per_prompt = [t.num_emitted / t.num_cycles for t in ours if t.num_cycles]
     flowing = [i for i, t in enumerate(ours) if not t.looping]
+    ours_flowing, baseline_flowing = [ours[i] for i in flowing], baseline and [baseline[i] for i in flowing]
     return {
         "num_prompts": len(ours),
         "num_cycles": sum(t.num_cycles for t in ours),
-        "acceptance_length": acceptance_length(ours),
-        "acceptance_length_nonlooping": acceptance_length([ours[i] for i in flowing]),
+        **named("acceptance_length", tau_with_interval(ours)),
+        **named("acceptance_length_nonlooping", tau_with_interval(ours_flowing)),
         "acceptance_length_mean": mean(per_prompt) if per_prompt else None,
         "looping": mean(t.looping for t in ours),
         "acceptance_by_depth": by_depth(ours),
@@ -120,11 +158,11 @@ def measure(ours: Sequence[Tally], baseline: Sequence[Tally] | None) -> dict[str
         "refined_drafted": drafted[1] / max(sum(drafted), 1),
         "refined_accepted": accepted[1] / max(sum(accepted), 1),
         "repeated_siblings": sum(t.repeated for t in ours) / max(sum(drafted), 1),
-        **gain("gain", ours, baseline),
-        **gain("gain_nonlooping", [ours[i] for i in flowing], baseline and [baseline[i] for i in flowing]),
+        **named("gain", paired_gain(ours, baseline) if baseline else None),
+        **named("gain_nonlooping", paired_gain(ours_flowing, baseline_flowing) if baseline_flowing else None),
     }
 
 
-def gain(name: str, ours: Sequence[Tally], baseline: Sequence[Tally] | None) -> dict[str, float | None]:
-    found = paired_gain(ours, baseline) if baseline is not None else None
+def named(name: str, found: Estimate | None) -> dict[str, float | None]:
+    """An estimate as fields of a row: ``name``, ``name_low``, ``name_high``."""
     return dict(zip((name, f"{name}_low", f"{name}_high"), found or (None, None, None), strict=True))

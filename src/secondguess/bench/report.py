@@ -18,10 +18,10 @@ from secondguess.bench.peers.known import KNOWN, PEER
 from secondguess.bench.plan import shape
 from secondguess.bench.result import Key, Result
 from secondguess.bench.runner import Bench, keys
+from secondguess.bench.tasks import ALL
 from secondguess.methods import Method
 
 Row = dict[str, Any]
-ALL = "all tasks"
 
 EXCUSED_AT_MOST = 0.005  # of the texts of a method, budget and temperature; more is no accident
 UNACCOUNTED_AT_MOST = 0.02  # of a method's wall time

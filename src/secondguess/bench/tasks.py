@@ -17,6 +17,7 @@ from typing import Any
 from secondguess.bench.hub import hub_rows
 from secondguess.errors import UserError, did_you_mean
 
+ALL = "all tasks"  # stands for a task's name in rows over all of them
 DATA_VARIABLE = "SECONDGUESS_DATA"
 FOLDER = Path(__file__).parent.parent / "tasks"
 ORDER = ("gsm8k", "math500", "aime25", "humaneval", "mbpp", "livecodebench", "mt_bench")

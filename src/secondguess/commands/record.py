@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import platform
+import re
 import shlex
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from secondguess.atomic import temporary_name, writing
 from secondguess.machine import describe
 
 START = b'{\n  "record": {'  # of every file that write_json wrote
+NUMBERS = re.compile(r"\[\n[^][{}\"]+\]")  # a list of them, one a line: no text in JSON holds a line's end
 PACKAGES = ("secondguess", "torch", "transformers")
 
 
@@ -52,8 +54,9 @@ def passport(record: Mapping[str, Any]) -> str:
 def write_json(
     path: Path, record: Mapping[str, Any], rows_key: str, rows: Sequence[Mapping[str, Any]], **more: Any
 ) -> None:
-    """Write ``{"record": record, rows_key: rows, **more}``: the file is whole, old or new."""
+    """Write ``{"record": record, rows_key: rows, **more}``: the file is whole, old or new. Numbers share a line."""
     text = json.dumps({"record": record, rows_key: rows, **more}, indent=2, ensure_ascii=False) + "\n"
+    text = NUMBERS.sub(lambda found: " ".join(found[0].split()), text)
     with writing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 

@@ -49,5 +49,16 @@ def cells(row: dict[str, Any]) -> list[str]:
     ]
 
 
+def said_of(duel: dict[str, Any]) -> str:
+    """PR's best and EAGLE-3.1's, and how they were chosen."""
+    ours, theirs = (f"{duel[name]:.2f}" for name in ("acceptance_length", "acceptance_length_over"))
+    gain, low, high = (f"{duel[f'gain{end}']:+.1%}" for end in ("", "_low", "_high"))
+    return (
+        f"At their best, T = {duel['temperature']:g}, budget {duel['budget']}: {duel['method']} {ours}, {duel['over']} "
+        f"{theirs}, gain {gain}, 95 % {low} to {high}. One half of the prompts chose them; these numbers are of "
+        f"{duel['num_prompts']} prompts of the other half, of which none loops."
+    )
+
+
 def number(value: float | None, form: str, missing: str = "-") -> str:
     return missing if value is None else form.format(value)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from secondguess.bench.tasks import DATA_VARIABLE, TASKS, TaskPrompt, load_tasks
+from secondguess.bench.tasks import ALL, DATA_VARIABLE, TASKS, TaskPrompt, load_tasks
 from secondguess.commands.options import add_dataclass, add_drafter, add_dtype, add_target, either, from_args
 from secondguess.config import TreeConfig
-from secondguess.errors import UserError
+from secondguess.errors import UserError, require
 from secondguess.methods import METHODS, Method, refuse_unused, split_methods
 from secondguess.types import SamplingParams
 
@@ -62,6 +62,21 @@ def add_replay_batch(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch-size", type=int, default=16, metavar="INT", help=together)
 
 
+def add_groups(parser: argparse.ArgumentParser) -> None:
+    """``groups``: pairs of a name and the names of its tasks."""
+    what = "rows over several tasks together, all their prompts pooled: code=humaneval,mbpp; may be repeated"
+    named = {"dest": "groups", "metavar": "NAME=TASK,...", "help": what}
+    parser.add_argument("--group", type=group, action="append", default=[], **named)
+
+
+def group(text: str) -> tuple[str, tuple[str, ...]]:
+    name, _, tasks = text.partition("=")
+    members = tuple(task.strip() for task in tasks.split(","))
+    if not (name and all(members)):
+        raise argparse.ArgumentTypeError(f"must be NAME=TASK,..., got {text!r}")
+    return name, members
+
+
 def comma_separated(kind: Callable[[str], T]) -> Callable[[str], tuple[T, ...]]:
     def parse(text: str) -> tuple[T, ...]:
         return tuple(dict.fromkeys(kind(part.strip()) for part in text.split(",")))
@@ -102,3 +117,21 @@ def check_drafting(args: argparse.Namespace) -> tuple[list[Method], list[TaskPro
     if any(m.tree.budget == "auto" for m in drafting):
         raise UserError("budget auto weighs time, and a replay takes none: give a number, or use bench")
     return drafting, prompts
+
+
+def check_groups(groups: Sequence[tuple[str, Sequence[str]]], tasks: Sequence[str]) -> dict[str, Sequence[str]]:
+    """Raises UserError for a name that is taken, and for a task that is not among ``tasks``."""
+    found: dict[str, Sequence[str]] = {}
+    for name, members in groups:
+        require(name not in (*tasks, *found, ALL), f"--group {name}: this name is taken, choose another")
+        lacking = [task for task in members if task not in tasks]
+        require(not lacking, f"--group {name}: no task {', '.join(lacking)}; there are {', '.join(tasks)}")
+        found[name] = members
+    return found
+
+
+def check_against(typed: str | None, methods: Sequence[str]) -> str:
+    """The method that others are compared with, the first by default. Raises UserError when it does not take part."""
+    taking_part = f"none of the methods that draft: {', '.join(methods)}"
+    require(typed is None or typed in methods, f"--against {typed} is {taking_part}")
+    return typed or methods[0]
