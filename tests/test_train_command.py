@@ -92,11 +92,23 @@ def test_where_nothing_is_chosen_nothing_is_said(tmp_path: Path) -> None:
         assert describe_shared_loss(tiny_config(tmp_path, **changes)) == ""
 
 
+SLOW_CAPTURE = """
+import sys, time
+from secondguess.cli import main
+from secondguess.train.setup import Captures
+
+fill = Captures.fill
+Captures.fill = lambda *args: (time.sleep(2), fill(*args))
+sys.exit(main())
+"""
+
+
 @pytest.mark.timeout(200)
 def test_torchrun_trains_with_two_processes(settings, tmp_path: Path) -> None:
-    """The first one captures what both read, and writes."""
+    """The first one captures what both read, for which the other waits, and writes."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command = [*torchrun, "-m", "secondguess", *settings, "device=cpu", "epochs=1"]
+    (tmp_path / "slow.py").write_text(SLOW_CAPTURE)
+    command = [*torchrun, str(tmp_path / "slow.py"), *settings, "device=cpu", "epochs=1"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
     run, [shard] = tmp_path / "run", (tmp_path / "captures").rglob("*.safetensors")
