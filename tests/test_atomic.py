@@ -1,4 +1,4 @@
-"""Temporary files: those of killed processes go, those of others stay."""
+"""Files and folders replaced as a whole. Temporary ones: those of killed processes go, those of others stay."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import os
 import platform
 from pathlib import Path
 
+import pytest
+
 from dead_pid import dead_pid
-from secondguess.atomic import replacing, temporary_name
+from secondguess.atomic import replacing, replacing_folder, sweep, temporary_name
 
 
 def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
@@ -25,3 +27,23 @@ def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
         assert temporary == temporary_name(tmp_path / "new.json")
         temporary.write_text("whole")
     assert {path.name for path in tmp_path.iterdir()} == {"new.json", *others}
+
+
+def test_folders_of_a_killed_process_are_removed(tmp_path: Path) -> None:
+    left = tmp_path / f".drafter.{platform.node()}.{dead_pid()}.partial"
+    left.mkdir()
+    (left / "config.json").touch()
+    sweep(tmp_path)
+    assert not left.exists()
+
+
+def test_a_folder_is_the_old_one_or_the_new_one(tmp_path: Path) -> None:
+    folder = tmp_path / "drafter"
+    for name in ("old", "new"):
+        with replacing_folder(folder) as temporary:
+            (temporary / name).touch()
+        assert [path.name for path in folder.iterdir()] == [name]
+    with pytest.raises(FileNotFoundError), replacing_folder(folder) as temporary:
+        (temporary / "half" / "of it").touch()
+    assert [path.name for path in folder.iterdir()] == ["new"]
+    assert [path.name for path in tmp_path.iterdir()] == ["drafter"]

@@ -7,13 +7,14 @@ from dataclasses import replace
 import pytest
 import torch
 
+from secondguess.drafter.checkpoint import save_drafter
 from secondguess.testing import tiny_drafter, tiny_target
 from secondguess.train.batch import trained_rows
 from secondguess.train.config import TrainConfig
 from secondguess.train.learner import Diverged, Learner
 from secondguess.train.second import Reconsider
 from secondguess.train.tally import Tally
-from tiny_run import tiny_run
+from tiny_run import float32_target, tiny_run
 from two_processes import in_float64
 from unrolling import objective, random_batch
 
@@ -104,6 +105,47 @@ def test_both_gradient_norms_are_logged(tmp_path) -> None:
     [line] = trainer.folder.log_lines()
     assert 0 < line["level1_grad_norm"] <= line["largest_level1_grad_norm"]
     assert line["level1_grad_norm"] != line["grad_norm"]
+
+
+def norm_of(weights: list[torch.nn.Parameter]) -> float:
+    return torch.cat([p.grad.flatten() for p in weights if p.grad is not None]).norm().item()
+
+
+@pytest.mark.parametrize(
+    ("shared_loss", "before", "norms", "after"),
+    [
+        ("both", (8.0, 6.0), [10.0], (1.6, 1.2)),  # one norm, scaled from 10 to 2
+        ("both", (0.8, 0.6), [1.0], (0.8, 0.6)),
+        ("level0", (8.0, 1.0), [8.0, 1.0], (2.0, 1.0)),
+        ("level0", (1.0, 8.0), [1.0, 8.0], (1.0, 2.0)),
+    ],
+)
+def test_gradients_above_the_limit_are_scaled_to_it(tmp_path, shared_loss, before, norms, after) -> None:
+    """Of the shared weights, and of level 1's own."""
+    learner = tiny_run(tmp_path, "run", method="pr", shared_loss=shared_loss, clip=2.0).learner
+    for weights, norm in zip((learner.shared, learner.own), before, strict=True):
+        weights[0].grad = torch.zeros_like(weights[0])
+        weights[0].grad.view(-1)[1] = norm
+    assert [norm.item() for norm in learner.clip()] == pytest.approx(norms)
+    assert (norm_of(learner.shared), norm_of(learner.own)) == pytest.approx(after)
+
+
+@pytest.mark.parametrize("shared_loss", ["both", "level0", "none"])
+def test_a_step_of_bfloat16_products_is_near_that_of_float32(tmp_path, shared_loss) -> None:
+    save_drafter(tiny_drafter(float32_target(), 5, reconsideration=False), tmp_path / "start", {"target": "tiny"})
+    changes = {"method": "pr", "shared_loss": shared_loss, "warm_start": str(tmp_path / "start")}
+    losses = []
+    for precision in ("float32", "bfloat16"):
+        run = tiny_run(tmp_path, precision, precision=precision, **changes)
+        before = {name: p.detach().clone() for name, p in run.drafter.named_parameters()}
+        losses.append(run.learner.step(0, [run.training[:8]], 1e-3).loss)
+        for name, p in run.drafter.named_parameters():
+            assert p.dtype == torch.float32
+            assert p.isfinite().all(), name
+            trained = p is run.drafter.self_query or shared_loss != "none"
+            assert torch.equal(p, before[name]) != trained or name == "lens.weight", name
+    assert losses[1] != losses[0]
+    assert losses[1] == pytest.approx(losses[0], rel=0.01)
 
 
 @pytest.mark.parametrize("lens", [False, True])

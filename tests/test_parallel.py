@@ -16,7 +16,7 @@ from secondguess.errors import UserError
 from secondguess.train.parallel import Processes
 from secondguess.train.run_folder import read_state
 from tiny_run import float32_target, tiny_run
-from two_processes import GRADIENTS, RUN, gradients
+from two_processes import CLIP, GRADIENTS, RUN, SHARDED, gradients
 
 
 @pytest.fixture(scope="module")
@@ -28,10 +28,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("name", GRADIENTS)
-def test_two_processes_have_the_gradients_of_one(folder: Path, name: str) -> None:
-    theirs, ours = torch.load(folder / f"{name}.pt", weights_only=True), gradients(folder, name, Processes())
+@pytest.mark.parametrize(
+    ("name", "parallel"), [*((name, "replicate") for name in GRADIENTS), *((name, "shard") for name in SHARDED)]
+)
+def test_two_processes_have_the_gradients_of_one(folder: Path, name: str, parallel: str) -> None:
+    theirs = torch.load(folder / f"{name}-{parallel}.pt", weights_only=True)
+    ours = gradients(folder, name, Processes())
     assert theirs["loss"] == pytest.approx(ours["loss"], rel=1e-12)
+    assert theirs["norms"] == pytest.approx(ours["norms"], rel=1e-10)
+    assert len(ours["norms"]) == (2 if name == "level0" else 1)
+    assert min(ours["norms"]) > CLIP
     torch.testing.assert_close(theirs["sums"], ours["sums"], rtol=1e-12, atol=1e-12)
     assert theirs["gradients"].keys() == ours["gradients"].keys()
     for parameter, gradient in ours["gradients"].items():

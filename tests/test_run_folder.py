@@ -112,18 +112,57 @@ def test_a_finished_run_is_left_as_it_is(tmp_path: Path) -> None:
 
 def test_places_and_how_often_it_is_looked_at_make_no_other_run(tmp_path: Path) -> None:
     tiny_run(tmp_path, "run", epochs=1).run()
-    assert tiny_run(tmp_path, "run", epochs=1, responses="moved.jsonl", eval_every=7, save_every=9).finished
+    changes = {"responses": "moved.jsonl", "eval_every": 7, "save_every": 9, "eval_budget": 5, "eval_responses": 2}
+    assert tiny_run(tmp_path, "run", epochs=1, **changes).finished
+
+
+def test_the_drafter_of_an_earlier_run_is_not_taken_for_this_ones(tmp_path: Path) -> None:
+    """One that begins anew in the folder of a finished one, and is killed between its last save and its drafter."""
+    tiny_run(tmp_path, "run", epochs=1).run()
+    (tmp_path / "run" / "resume.pt").unlink()
+    run = tiny_run(tmp_path, "run", epochs=1, lr=5e-4)
+
+    def killed(step: int, loss: float) -> None:
+        if step == run.plan.num_steps:
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        run.run(killed)
+    resumed = tiny_run(tmp_path, "run", epochs=1, lr=5e-4)
+    assert resumed.step == resumed.plan.num_steps
+    assert not resumed.finished
+    resumed.run()
+    assert resumed.finished
+
+
+def test_wall_time_counts_what_steps_do_not_and_every_session(tmp_path: Path) -> None:
+    def stop(step: int, loss: float) -> None:
+        if step == 4:
+            raise RuntimeError
+
+    run = tiny_run(tmp_path, "run")
+    run.began -= 100  # as if it had captured so long
+    with pytest.raises(RuntimeError):
+        run.run(stop)
+    run = tiny_run(tmp_path, "run")
+    run.began -= 100
+    run.run()
+    notes = json.loads((run.folder.drafter / "config.json").read_text())["secondguess"]["training"]
+    assert notes["seconds"] < 100
+    assert 200 <= notes["wall_seconds"] < 300
+    assert 200 <= run.folder.log_lines()[-1]["wall_seconds"] < 300
+    assert notes["num_processes"] == 1
 
 
 def test_what_a_killed_writer_left_is_removed(tmp_path: Path) -> None:
     run = tiny_run(tmp_path, "run", epochs=1)
     whose = f"{platform.node()}.{dead_pid()}.partial"
-    stale = [run.folder.path / f".resume.pt.{whose}", run.folder.latest_drafter / f".model.safetensors.{whose}"]
+    stale = [run.folder.path / f".resume.pt.{whose}", run.folder.path / f".drafter-latest.{whose}" / "config.json"]
     for path in stale:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"half")
     run.run()
-    assert not any(path.exists() for path in stale)
+    assert not list(run.folder.path.glob(".*.partial"))
 
 
 def test_the_latest_drafter_is_that_of_the_last_save(tmp_path: Path) -> None:
@@ -137,6 +176,9 @@ def test_the_latest_drafter_is_that_of_the_last_save(tmp_path: Path) -> None:
         run.run(stop)
     state = read_state(run.folder.path / "resume.pt")
     assert state["step"] == 3
+    assert {path.name for path in run.folder.latest_drafter.iterdir()} == {
+        "config.json", "model.safetensors", "reconsider"
+    }  # fmt: skip
     latest = load_drafter(run.folder.latest_drafter, target.embedding, target.spec.num_layers)
     for name, parameter in latest.named_parameters():
         assert torch.equal(parameter, state["drafter"][name].bfloat16().float()), name

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 import torch
@@ -15,7 +15,9 @@ from secondguess.errors import UserError
 from secondguess.testing import tiny_target
 from secondguess.train.config import TrainConfig, dump_config, list_settings, load_config
 from secondguess.train.data import Response, batches, read_responses, split_held_out
-from tiny_run import log_without_times, tiny_run
+from secondguess.train.plan import Plan
+from secondguess.train.trainer import Trainer
+from tiny_run import float32_target, log_without_times, tiny_config, tiny_run
 
 # -- data and configuration ------------------------------------------------------------------------------------------
 
@@ -214,6 +216,30 @@ def test_settings_are_listed_with_choices_and_defaults() -> None:
     listed = list_settings()
     assert all(f"  {field.name} " in listed for field in fields(TrainConfig))
     assert "(half, merge, off, all); default: off" in listed
+
+
+def test_the_learning_rate_warms_up_and_falls_as_a_cosine() -> None:
+    """Ten steps, the first two of them to the peak."""
+    config = TrainConfig(responses="-", out="-", lr=0.4, warmup=0.2, epochs=2, batch_size=4)
+    plan = Plan(config, range(20))
+    assert plan.num_steps == 10
+    rates = [plan.learning_rate(step) for step in range(11)]
+    assert rates[:3] == [0.2, 0.4, 0.4]
+    assert rates[4] == pytest.approx(0.34142136)  # a quarter of the way: 0.2 (1 + cos 45 deg)
+    assert rates[6] == pytest.approx(0.2)
+    assert rates[9] == pytest.approx(0.01522409)
+    assert rates[10] == 0
+    assert Plan(replace(config, warmup=0), range(20)).learning_rate(0) == 0.4
+
+
+def test_tokens_of_prompts_alone_stay_out_of_the_draft_vocabulary(tmp_path) -> None:
+    """Though they are the most frequent ones: the loss is on answers."""
+    target = float32_target()
+    responses = [Response(f"r{i}", (*[50, 51] * 20, *range(10, 42)), prompt_len=40) for i in range(24)]
+    source = Live(target, [r.input_ids for r in responses])
+    trainer = Trainer(tiny_config(tmp_path / "run"), target, responses, source)
+    assert trainer.drafter.target_ids.tolist() == list(range(10, 42))
+    assert trainer.coverage == 1
 
 
 # -- runs ------------------------------------------------------------------------------------------------------------

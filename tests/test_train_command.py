@@ -6,15 +6,18 @@ import json
 import random
 import shutil
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
 from secondguess.cli import main
-from secondguess.commands.train_run import interrupt_between_steps
+from secondguess.commands.train_run import describe_shared_loss, interrupt_between_steps
 from secondguess.train.trainer import Trainer
 from tiny_folder import save_tiny
+from tiny_run import tiny_config
 
 
 @pytest.fixture(scope="module")
@@ -49,8 +52,9 @@ def test_train_then_generate(settings, tiny: Path, tmp_path: Path, capsys) -> No
     assert "level 0: held-out loss" in shown
     assert "level 1: held-out loss" in shown
     assert "held-out tau" in shown
+    assert "shared_loss=auto: level0" in shown
     result = json.loads((tmp_path / "log.json").read_text())
-    assert result["record"].keys() == {"command", "revision", "versions", "machine", "time"}
+    assert result["record"].keys() == {"command", "revision", "versions", "machine", "time", "num_processes"}
     assert result["rows"][0]["step"] == 3
     assert result["rows"][-1]["step"] == result["rows"][-1]["of"]
     run = tmp_path / "run"
@@ -67,6 +71,54 @@ def test_train_then_generate(settings, tiny: Path, tmp_path: Path, capsys) -> No
     assert main([*command, "--max-tokens", "8", "--json", str(tmp_path / "out.json")]) == 0
     plain, pr = json.loads((tmp_path / "out.json").read_text())["results"]
     assert plain["token_ids"] == pr["token_ids"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, "shared_loss=auto: level0, "),
+        ({"carry": "half", "attach": 0.5}, "shared_loss=auto: both, because of carry=half and attach=0.5\n"),
+        ({"query_slot": "own_token", "lens": False}, "both, because of level 1 without weights of its own\n"),
+        ({"parallel": "shard"}, "warning: parallel=shard makes it another recipe, shared_loss=auto is both and not "),
+        ({"parallel": "shard", "carry": "half"}, "auto: both, because of carry=half and parallel=shard\n"),
+    ],
+)
+def test_what_auto_came_to_is_said_with_the_reason(tmp_path: Path, changes: dict, said: str) -> None:
+    assert said in describe_shared_loss(tiny_config(tmp_path, **changes))
+
+
+def test_where_nothing_is_chosen_nothing_is_said(tmp_path: Path) -> None:
+    for changes in ({"method": "eagle3.1"}, {"shared_loss": "both", "parallel": "shard"}):
+        assert describe_shared_loss(tiny_config(tmp_path, **changes)) == ""
+
+
+SLOW_CAPTURE = """
+import sys, time
+from secondguess.cli import main
+from secondguess.train.setup import Captures
+
+fill = Captures.fill
+Captures.fill = lambda *args: (time.sleep(2), fill(*args))
+sys.exit(main())
+"""
+
+
+@pytest.mark.timeout(200)
+def test_torchrun_trains_with_two_processes(settings, tmp_path: Path) -> None:
+    """The first one captures what both read, for which the other waits, and writes."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    (tmp_path / "slow.py").write_text(SLOW_CAPTURE)
+    command = [*torchrun, str(tmp_path / "slow.py"), *settings, "device=cpu", "epochs=1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    run, [shard] = tmp_path / "run", (tmp_path / "captures").rglob("*.safetensors")
+    assert shard.stat().st_size > 0
+    assert "products on cpu, 2 processes" in done.stderr
+    assert done.stderr.count("drafter written to") == 1
+    [session] = json.loads((run / "record.json").read_text())
+    assert session["num_processes"] == 2
+    training = json.loads((run / "drafter" / "config.json").read_text())["secondguess"]["training"]
+    assert (training["num_processes"], training["steps"]) == (2, 3)
 
 
 def test_what_may_not_fit_of_an_anchor_is_told(settings, tiny: Path, tmp_path: Path, caplog) -> None:

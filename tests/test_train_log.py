@@ -6,6 +6,7 @@ import importlib
 import math
 import re
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -63,6 +64,26 @@ def test_flops_are_those_that_torch_counts(rho: float, num_layers: int) -> None:
     drafting = sum(sum(forward_flops(drafter.config, n, start, 4, rho)) for n, start in ((9, 3), (5, 2)))
     targets = 2 * batch.hidden_TH.numel() * len(batch.head_VH)
     assert counter.get_total_flops() == drafting + targets
+
+
+DEFAULT = replace(
+    SHAPE, hidden_size=576, intermediate_size=1536, num_attention_heads=9, num_key_value_heads=3, head_dim=64,
+    draft_vocab_size=4096, target_hidden_size=576, target_num_layers=30,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("shared_loss", ["both", "level0", "none"])
+@pytest.mark.parametrize("rho", [0.25, 0.5, 1.0])
+def test_second_looks_on_a_share_of_the_rows_cost_no_more_than_it(rho: float, shared_loss: str) -> None:
+    """Of the default target's drafter. The lens, which the paper has not, costs at most a tenth of a second look."""
+    for text in ((60, 40), (300, 40), (2048, 48)):
+        alone = step_flops(DEFAULT, [text], 3, 0)
+        extra = step_flops(DEFAULT, [text], 3, rho, shared_loss) / alone - 1
+        with_lens = step_flops(replace(DEFAULT, lens=True), [text], 3, rho, shared_loss) / alone - 1
+        assert extra < with_lens < extra + 0.1 * rho
+        assert extra < rho
+        if shared_loss == "both":
+            assert extra > 0.6 * rho
 
 
 def test_the_peak_is_measured_once_and_quickly() -> None:

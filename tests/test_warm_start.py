@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from dataclasses import replace
 
@@ -121,6 +122,21 @@ def test_a_run_goes_on_wherever_its_warm_start_lies_if_it_is_the_same(checkpoint
     for other in (str(checkpoints / "eagle3.1"), "none"):
         with pytest.raises(UserError, match=r"another content of warm_start"):
             tiny_run(checkpoints, "run", method="pr", warm_start=other)
+
+
+def test_a_run_goes_on_wherever_its_anchor_lies_if_it_is_the_same(checkpoints) -> None:
+    start = str(checkpoints / "eagle3.1")
+    changes = {"method": "pr", "warm_start": start, "balance": "anchor", "balance_weight": 0.5, "epochs": 1}
+    shutil.copytree(checkpoints / "eagle3.1", checkpoints / "anchor")
+    run = tiny_run(checkpoints, "run", anchor_to=str(checkpoints / "anchor"), **changes)
+    run.run()
+    training = json.loads((run.folder.drafter / "config.json").read_text())["secondguess"]["training"]
+    assert training["settings"]["anchor_to"] == str(checkpoints / "anchor")
+    shutil.move(checkpoints / "anchor", checkpoints / "moved")
+    assert tiny_run(checkpoints, "run", anchor_to=str(checkpoints / "moved"), **changes).finished
+    for other in (str(checkpoints / "pr"), "none"):
+        with pytest.raises(UserError, match=r"another content of anchor_to"):
+            tiny_run(checkpoints, "run", anchor_to=other, **changes)
 
 
 def test_a_drafter_of_another_target_is_refused(checkpoints) -> None:

@@ -56,4 +56,4 @@ def tiny_run(
 
 
 def log_without_times(folder: RunFolder) -> list[dict[str, Any]]:
-    return [line | {"seconds": 0, "speed": 0} for line in folder.log_lines()]
+    return [line | {"seconds": 0, "wall_seconds": 0, "speed": 0} for line in folder.log_lines()]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import re
+import shutil
 from collections.abc import Generator
 from contextlib import contextmanager
 from functools import cache
@@ -34,6 +35,24 @@ def replacing(path: Path) -> Generator[Path]:
 
 
 @contextmanager
+def replacing_folder(folder: Path) -> Generator[Path]:
+    """As ``replacing``, of a folder: what was in it before is gone. Between two renames there is, for an instant, none.
+
+    What a killed process left goes when ``folder``'s parent is swept.
+    """
+    temporary, old = temporary_name(folder), temporary_name(folder.with_name(f"{folder.name}.old"))
+    try:
+        temporary.mkdir(parents=True)
+        yield temporary
+        if folder.exists():
+            folder.rename(old)
+        temporary.rename(folder)
+    finally:
+        for path in (temporary, old):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+@contextmanager
 def writing(path: Path) -> Generator[Path]:
     """As ``replacing``, but a device, pipe or link (``/dev/stdout``) is written in place: renaming would replace it."""
     if path.is_symlink() or (path.exists() and not path.is_file()):
@@ -48,7 +67,7 @@ def sweep(folder: Path) -> None:
     ours = re.compile(rf"\..+\.{re.escape(platform.node())}\.(\d+)\.partial")
     for path in folder.glob(".*.partial"):
         if (left := ours.fullmatch(path.name)) and not _is_running(int(left[1])):
-            path.unlink(missing_ok=True)
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
 
 _sweep = cache(sweep)  # once per process: a run may write thousands of files into a folder

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import platform
 import re
 import shlex
@@ -35,15 +34,9 @@ def make_record(argv: Sequence[str] | None = None) -> dict[str, Any]:
         "command": shlex.join(["secondguess", *(sys.argv[1:] if argv is None else argv)]),
         "revision": _revision(),
         "versions": {"python": platform.python_version()} | {name: version(name) for name in PACKAGES},
-        "machine": describe() | processes(),
+        "machine": describe(),
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
     }
-
-
-def processes() -> dict[str, int]:
-    """How many work together, where torchrun started them; each has the threads that the record names."""
-    count = os.environ.get("WORLD_SIZE")
-    return {"processes": int(count)} if count else {}
 
 
 def passport(record: Mapping[str, Any]) -> str:

@@ -51,7 +51,7 @@ def work(config: TrainConfig, dry_run: bool, json: Path | None) -> None:
     device = choose_device(config.device)
     with processes(device) as group:
         console = Console(stderr=True, highlight=False, markup=False, quiet=not group.first)
-        record = make_record()
+        record = make_record() | {"num_processes": group.count}  # each has the threads that the record names
         setup = prepare(config, record, console.print, device, group)
         console.print(describe(setup), soft_wrap=True)
         if dry_run:

@@ -13,6 +13,7 @@ from rich.console import Console
 from secondguess.commands.progress import progress
 from secondguess.errors import install
 from secondguess.lock import locked
+from secondguess.train.config import TrainConfig
 from secondguess.train.setup import Captures, Setup
 from secondguess.train.track import Tracker, open_tracker, scalars
 from secondguess.train.trainer import Trainer
@@ -34,8 +35,22 @@ def describe(setup: Setup) -> str:
         f"{len(t.training)} responses for training, {held_out}; {tokens:,} trained tokens, {c.epochs} times\n"
         f"draft vocabulary {len(t.drafter.target_ids)}: {t.coverage:.2%} of answer tokens; "
         f"{'bfloat16' if t.learner.bfloat16 else 'float32'} products on {where}; run folder {t.folder.path}\n"
+        f"{describe_shared_loss(c)}"
         f"{describe_captures(setup.captures) if setup.captures else 'states made as they are needed, no captures'}"
     )
+
+
+def describe_shared_loss(c: TrainConfig) -> str:
+    """A line on what ``auto`` comes to and why, if there is something to choose."""
+    if not c.recipe.level1 or c.shared_loss != "auto":
+        return ""
+    reasons = c.reasons_for_both
+    if not reasons:
+        return "shared_loss=auto: level0, the weights that both levels use are those of eagle3.1\n"
+    if reasons == ["parallel=shard"]:
+        fix = "parallel=replicate trains level0, shared_loss=both trains this one either way"
+        return f"warning: parallel=shard makes it another recipe, shared_loss=auto is both and not level0: {fix}\n"
+    return f"shared_loss=auto: both, because of {' and '.join(reasons)}\n"
 
 
 def describe_captures(captures: Captures) -> str:

@@ -180,8 +180,19 @@ class TrainConfig:
             return "both"
         if self.shared_loss != "auto":
             return self.shared_loss
-        say = self.carry != "off" or self.attach != 1 or self.balance_weight > 0 or self.parallel == "shard"
-        return "both" if say or not self.has_own_weights else "level0"
+        return "both" if self.reasons_for_both else "level0"
+
+    @property
+    def reasons_for_both(self) -> list[str]:
+        """What makes ``shared_loss=auto`` come to ``both``, in words."""
+        asks = {
+            "carry": self.carry != "off",
+            "attach": self.attach != 1,
+            "balance_weight": self.balance_weight > 0,
+            "parallel": self.parallel == "shard",
+        }
+        without = [] if self.has_own_weights else ["level 1 without weights of its own"]
+        return [f"{name}={getattr(self, name)}" for name, asked in asks.items() if asked] + without
 
     @property
     def decisive(self) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """A training run on disk.
 
 run.yaml                 the settings in full
-record.json              of every session: the step that it began at, command, versions and machine
+record.json              of every session: the step that it began at, command, versions, machine, processes
 log.jsonl, curves.png    a line for every evaluation; the same drawn, if matplotlib is there
 resume.pt                the state to go on from
 drafter-latest/          the drafter of that state, as it would be served
@@ -23,10 +23,10 @@ from secondguess.atomic import check_folder, replacing
 from secondguess.errors import UserError
 from secondguess.train.config import TrainConfig, dump_config
 
-# What decides no result: where things lie, what computes and who is told.
+# What decides no result: where things lie, what computes, what is measured on the way and who is told.
 OUTSIDE = (
-    "responses", "out", "trust_remote_code", "captures", "warm_start", "eval_every", "save_every", "device", "parallel",
-    "track",
+    "responses", "out", "trust_remote_code", "captures", "warm_start", "anchor_to", "eval_every", "eval_budget",
+    "eval_responses", "save_every", "device", "parallel", "track",
 )  # fmt: skip
 
 
@@ -78,6 +78,8 @@ class RunFolder:
         self._write_text("run.yaml", dump_config(self.config))
         sessions = [*(self.records() if step else []), {"from_step": step, **record}]
         self._write_text("record.json", json.dumps(sessions, indent=1) + "\n")
+        if step == 0:  # an earlier run's drafter would pass for this one's
+            (self.drafter / "config.json").unlink(missing_ok=True)
         with self.log_path.open("a") as file:
             file.truncate(log_bytes)
 

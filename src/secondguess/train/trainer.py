@@ -11,11 +11,12 @@ from typing import Any
 
 import torch
 
+from secondguess.atomic import replacing_folder
 from secondguess.capture.source import FeatureSource
-from secondguess.drafter.checkpoint import save_drafter
+from secondguess.drafter.checkpoint import save_drafter, weights_digest
 from secondguess.drafter.fit import head_rows
 from secondguess.drafter.model import Drafter
-from secondguess.drafter.shipped import public_settings
+from secondguess.drafter.shipped import find_drafter, public_settings
 from secondguess.drafter.vocab import count_tokens, coverage, target_to_draft
 from secondguess.errors import require
 from secondguess.lock import locked
@@ -52,6 +53,7 @@ class Trainer:
 
         Of several ``processes`` each has a trainer, and the first one writes.
         """
+        self.began, self.wall_before = time.perf_counter(), 0.0
         self.config, self.record, self.processes = config, record or {}, processes or Processes()
         self.training, held_out = split_held_out(responses, config.held_out)
         self.plan = Plan(config, self.training, self.processes.count)
@@ -80,6 +82,7 @@ class Trainer:
             self.learner.anchor.load_state_dict(state["anchor"])
         self.step = self.num_saved = state["step"]
         self.seconds, self.log_bytes = state["seconds"], state["log_bytes"]
+        self.wall_before = state.get("wall_seconds", self.seconds)  # states of before have none
         self.window = Window.of(state["window"], self.config.unroll_steps)
 
     # -- the loop ------------------------------------------------------------------------------------------------
@@ -122,6 +125,11 @@ class Trainer:
         """Whether nothing is left to do: all steps are done, and the drafter is written."""
         return self.step == self.plan.num_steps and (self.folder.drafter / "config.json").is_file()
 
+    @property
+    def wall_seconds(self) -> float:
+        """Of this session and of those before as far as they were kept: captures, steps, evaluation and saving."""
+        return self.wall_before + time.perf_counter() - self.began
+
     def train_step(self, indices: list[int]) -> float:
         """Train on these responses and return the loss."""
         clock, batches = time.perf_counter(), self.plan.micro_batches(indices)
@@ -153,6 +161,7 @@ class Trainer:
             "step": self.step,
             "of": self.plan.num_steps,
             "seconds": round(self.seconds, 1),
+            "wall_seconds": round(self.wall_seconds, 1),
             "lr": self.plan.learning_rate(self.step - 1),
             **self.window.summary(),
             "held_out": self.judge.losses(drafter, self.learner),
@@ -177,6 +186,7 @@ class Trainer:
             state = {
                 "step": self.step,
                 "seconds": self.seconds,
+                "wall_seconds": self.wall_seconds,
                 "window": self.window.state(),
                 "drafter": drafter.state_dict(),
                 "optimizer": optimizer,
@@ -187,17 +197,20 @@ class Trainer:
         self.num_saved = self.step
 
     def export(self, drafter: Drafter, folder: Path) -> None:
-        """Write a checkpoint that serves."""
+        """Write a checkpoint that serves, in place of the one that is there."""
         if not self.processes.first:
             return
+        outside = {"warm_start": self.config.warm_start, "anchor_to": self.config.anchor_to}
         notes = {
             "target": self.config.target,
             "method": self.config.method,
             "made_for": asdict(self.origin.facts),
             "training": {
-                "settings": public_settings(self.folder.settings | {"warm_start": self.config.warm_start}),
+                "settings": public_settings(self.folder.settings | outside),
                 "steps": self.step,
                 "seconds": round(self.seconds),
+                "wall_seconds": round(self.wall_seconds),
+                "num_processes": self.processes.count,
                 **self.start_notes,
                 **self.origin.notes,
                 "vocabulary_coverage": round(self.coverage, 4),
@@ -205,7 +218,8 @@ class Trainer:
                 "sessions": [{k: v for k, v in r.items() if k != "command"} for r in self.folder.records()],
             },
         }
-        save_drafter(drafter, folder, notes)
+        with replacing_folder(folder) as temporary:
+            save_drafter(drafter, temporary, notes)
 
 
 def inputs(config: TrainConfig, target: HFTarget, responses: list[Response], drafter: Drafter) -> dict[str, Any]:
@@ -217,8 +231,14 @@ def inputs(config: TrainConfig, target: HFTarget, responses: list[Response], dra
         "treatment of repeated ids": f"{repeated} left out" if repeated else None,
         "content of warm_start": None if config.warm_start == "none" else content(drafter),
         "network of warm_start": None if config.warm_start == "none" else unlike_new(drafter, target, config),
+        "content of anchor_to": None if config.anchor_to == "none" else content_of(config.anchor_to, target),
         "draft vocabulary": drafter.target_ids.tolist(),
     }
+
+
+def content_of(name: str, target: HFTarget) -> str:
+    """Changes with the weights of the drafter of that name."""
+    return weights_digest(find_drafter(name, name, target.embedding))[:16]
 
 
 def make_feed(target: HFTarget, responses: list[Response], source: FeatureSource, target_ids: torch.Tensor) -> Feed:
