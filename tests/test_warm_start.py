@@ -131,7 +131,7 @@ def test_a_run_goes_on_wherever_its_anchor_lies_if_it_is_the_same(checkpoints) -
     run = tiny_run(checkpoints, "run", anchor_to=str(checkpoints / "anchor"), **changes)
     run.run()
     training = json.loads((run.folder.drafter / "config.json").read_text())["secondguess"]["training"]
-    assert training["settings"]["anchor_to"] == str(checkpoints / "anchor")
+    assert training["settings"]["anchor_to"] == "FOLDER"  # nobody else has it there
     shutil.move(checkpoints / "anchor", checkpoints / "moved")
     assert tiny_run(checkpoints, "run", anchor_to=str(checkpoints / "moved"), **changes).finished
     for other in (str(checkpoints / "pr"), "none"):
