@@ -137,16 +137,19 @@ def test_texts_of_loaded_targets_whose_layers_are_not_compiled(family: str, dtyp
 def test_float32_weights_in_fewer_bits_change_no_bit(monkeypatch) -> None:
     normal_ = torch.nn.init.normal_
 
-    def in_bfloat16(weight: torch.Tensor, **law: float) -> torch.Tensor:
+    def in_bfloat16(weight: torch.Tensor, std: float) -> torch.Tensor:
         with torch.no_grad():
-            return normal_(weight, **law).copy_(weight.bfloat16())
+            return normal_(weight, std=std).copy_(weight.bfloat16())
 
     monkeypatch.setattr(torch.nn.init, "normal_", in_bfloat16)
     narrow = make("llama")
     for module in (decoder, hf):
         monkeypatch.setattr(module, "kept_form", lambda linear, form: form)
     wide = make("llama")
-    kept = [[FORMS[layer.struct.qkv.form] for layer in target._body.decoder.layers] for target in (narrow, wide)]
+    kept = []
+    for target in (narrow, wide):
+        assert isinstance(target._body.decoder, NativeDecoder)
+        kept.append([FORMS[layer.struct.qkv.form] for layer in target._body.decoder.layers])
     assert kept == [["bfloat16"] * 8, ["float32"] * 8]
     rows = causal_rows(torch.tensor([0]), torch.tensor([tokens(30)]))
     outs = [target.forward(rows, target.new_cache(1, 40)) for target in (narrow, wide)]

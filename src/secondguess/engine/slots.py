@@ -29,7 +29,7 @@ class SlotCache:
         dtype: torch.dtype,
         device: torch.device | str = "cpu",
     ) -> None:
-        """``layer_shapes``: (G, D) of each layer."""
+        """``layer_shapes``: (G, D) of each layer. ``addresses``: of each layer's ``stores``."""
         self.num_slots = num_slots
         self.num_columns = num_columns
         # Zeros, not empty: a masked column still meets the probabilities (as 0 * value), and 0 * nan is nan.
@@ -42,6 +42,7 @@ class SlotCache:
         rest = {shape: iter(store_L2SGCD) for shape, store_L2SGCD in self._stores.items()}
         pairs = (next(rest[shape]) for shape in layer_shapes)
         self._layers = [(store_2SGCD[0], store_2SGCD[1]) for store_2SGCD in pairs]
+        self.addresses = [(k_SGCD.data_ptr(), v_SGCD.data_ptr()) for k_SGCD, v_SGCD in self._layers]
 
     @property
     def bytes(self) -> int:
@@ -91,6 +92,8 @@ class SlotCache:
         offset_N = torch.arange(source_RN.shape[1], device=source_RN.device)
         goal_RN = start_R[:, None] + offset_N
         source_RN = torch.where(offset_N < count_R[:, None], source_RN, goal_RN)
+        if not source_RN.is_cuda and torch.equal(source_RN, goal_RN):  # lone roots, and paths of first children
+            return
         for store_L2SGCD in self._stores.values():
             store_L2SGCD[:, :, slots_R[:, None], :, goal_RN] = store_L2SGCD[:, :, slots_R[:, None], :, source_RN]
 

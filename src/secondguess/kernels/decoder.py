@@ -117,11 +117,13 @@ def run_layers(
         "scratch": torch.empty(lib.scratch_size(r * n, h, *sizes.values())),
     } | ({} if e_RNH is None else {"e": e_RNH.contiguous()})
     masks = {window: within_window(rows, window).contiguous() for window in {layer.window for layer in layers}}
+    visible = {window: mask.data_ptr() for window, mask in masks.items()}
     shape = {"R": r, "N": n, "H": h, "C": cache.num_columns, "W": rows.visible_RNW.shape[2]}
     task = PassStruct(**shape, **sizes, **{k: t.data_ptr() for k, t in read.items()}, scale=sizes["D"] ** -0.5)
     pointers = (ctypes.c_void_p * len(layers))(*(ctypes.addressof(layer.struct) for layer in layers))
-    stores = ((*map(address, cache.stores(i)), address(masks[layer.window])) for i, layer in enumerate(layers))
-    places = (PlaceStruct * len(layers))(*((*store, address(taps.get(i))) for i, store in enumerate(stores)))
+    places = (PlaceStruct * len(layers))(
+        *((*cache.addresses[i], visible[layer.window], address(taps.get(i))) for i, layer in enumerate(layers))
+    )
     lib.run_layers(pointers, places, len(layers), ctypes.byref(task))
 
 

@@ -127,9 +127,7 @@ class CompiledRound:
         num_requests, hidden = f_root_RH.shape
         self.features_RYH = torch.empty(num_requests, room, hidden)
         self.features_RYH[:, 0] = f_root_RH
-        places = (PlaceStruct * len(drafter.layers))(
-            *(tuple(map(address, cache.stores(i))) for i in range(len(drafter.layers)))
-        )
+        places = (PlaceStruct * len(drafter.layers))(*cache.addresses)
         self.kept = (slots_R, roots_R, rotation, noise_RDV, query, places)
         self.struct = RoundStruct(
             R=num_requests,
