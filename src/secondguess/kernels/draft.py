@@ -82,6 +82,8 @@ class CompiledDrafter:
         target_ids: Tensor,
     ) -> CompiledDrafter:
         """``norm`` [H], ``target_ids`` int64 [V]; all in float32 but for packed weights."""
+        assert embedding.dtype == torch.float32
+        assert embedding.is_contiguous()
         pointers = (ctypes.c_void_p * len(layers))(*(ctypes.addressof(layer.struct) for layer in layers))
         struct = DrafterStruct(
             H=norm.numel(),
