@@ -29,11 +29,6 @@ def by_chunks(work: Callable[..., tuple[Tensor, ...]], width: int, *rows: Tensor
     return tuple(torch.cat(results) for results in zip(*done, strict=True))
 
 
-def frugally(work: Callable[..., Tensor], size: int, *args: Tensor) -> Tensor:
-    """``work(*args)``, whose largest matrix has ``size`` numbers."""
-    return work(*args) if size <= CHUNK else again_in_backward(work, *args)
-
-
 def again_in_backward(work: Callable[..., Any], *args: Tensor) -> Any:
     """``work(*args)``, of which nothing but the arguments and the results is kept."""
     return checkpoint(work, *args, use_reentrant=False, preserve_rng_state=False)
