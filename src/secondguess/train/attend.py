@@ -16,12 +16,13 @@ T packed tokens, X rows, A / G heads, D head size.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from secondguess.drafter.model import full_precision
-from secondguess.train.chunks import frugally
+from secondguess.train.chunks import by_chunks
 
 KeyValue = tuple[Tensor, Tensor]  # [X, G, D] each, or [T, G, D]
 Piece = tuple[int, int, int]  # a sequence's first token, the one behind its last row, and its number of rows
@@ -84,16 +85,16 @@ def attend(q_XAD: Tensor, shared: KeyValue, own: list[KeyValue], seen: Seen) -> 
     for first, last, count in seen.pieces:
         mine, keys = slice(x, x + count), slice(first, last)
         future_NS = torch.arange(first, last, device=q_XAD.device) > seen.last_X[mine, None]
-        parts = (q_XGRD[mine], k_TGD[keys], v_TGD[keys], k_XGJD[mine], v_XGJD[mine], future_NS)
-        out.append(frugally(attend_sequence, A * future_NS.numel(), *parts))
+        sequence = partial(attend_sequence, k_TGD[keys], v_TGD[keys])
+        out += by_chunks(sequence, A * (last - first), q_XGRD[mine], k_XGJD[mine], v_XGJD[mine], future_NS)
         x += count
     return torch.cat(out)
 
 
 def attend_sequence(
-    q_NGRD: Tensor, k_SGD: Tensor, v_SGD: Tensor, k_NGJD: Tensor, v_NGJD: Tensor, future_NS: Tensor
-) -> Tensor:
-    """Of one sequence, [N, A, D]. Own keys are elementwise."""
+    k_SGD: Tensor, v_SGD: Tensor, q_NGRD: Tensor, k_NGJD: Tensor, v_NGJD: Tensor, future_NS: Tensor
+) -> tuple[Tensor]:
+    """Of rows of one sequence, [N, A, D]. Own keys are elementwise."""
     q_GRND = q_NGRD.permute(1, 2, 0, 3)
     k_G1DS, v_G1SD = k_SGD.permute(1, 2, 0)[:, None], v_SGD.transpose(0, 1)[:, None]
     k_G1NJD, v_G1NJD = (x_NGJD.transpose(0, 1)[:, None] for x_NGJD in (k_NGJD, v_NGJD))
@@ -102,4 +103,4 @@ def attend_sequence(
     w_GRN = full_precision(torch.cat([s_GRNS, s_GRNJ], dim=-1)).softmax(dim=-1).to(q_GRND.dtype)
     w_GRNS, w_GRNJ = w_GRN.split([s_GRNS.shape[-1], s_GRNJ.shape[-1]], dim=-1)
     o_GRND = w_GRNS.matmul(v_G1SD) + (w_GRNJ[..., None] * v_G1NJD).sum(dim=-2)
-    return o_GRND.permute(2, 0, 1, 3).flatten(1, 2)
+    return (o_GRND.permute(2, 0, 1, 3).flatten(1, 2),)
