@@ -137,7 +137,7 @@ def test_texts_of_loaded_targets_whose_layers_are_not_compiled(family: str, dtyp
 def test_float32_weights_in_fewer_bits_change_no_bit(monkeypatch) -> None:
     normal_ = torch.nn.init.normal_
 
-    def in_bfloat16(weight: torch.Tensor, std: float) -> torch.Tensor:
+    def in_bfloat16(weight: torch.Tensor, std: float = 1.0) -> torch.Tensor:
         with torch.no_grad():
             return normal_(weight, std=std).copy_(weight.bfloat16())
 

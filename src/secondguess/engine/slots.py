@@ -92,8 +92,6 @@ class SlotCache:
         offset_N = torch.arange(source_RN.shape[1], device=source_RN.device)
         goal_RN = start_R[:, None] + offset_N
         source_RN = torch.where(offset_N < count_R[:, None], source_RN, goal_RN)
-        if not source_RN.is_cuda and torch.equal(source_RN, goal_RN):  # lone roots, and paths of first children
-            return
         for store_L2SGCD in self._stores.values():
             store_L2SGCD[:, :, slots_R[:, None], :, goal_RN] = store_L2SGCD[:, :, slots_R[:, None], :, source_RN]
 
