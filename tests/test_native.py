@@ -8,7 +8,6 @@ import torch
 from secondguess import LLM, SamplingParams, TreeConfig
 from secondguess.drafter.checkpoint import save_drafter
 from secondguess.engine.slots import SlotCache
-from secondguess.kernels import decoder
 from secondguess.target import hf, lean
 from secondguess.target.base import causal_rows
 from secondguess.target.hf import HFTarget
@@ -132,29 +131,6 @@ def test_texts_of_loaded_targets_whose_layers_are_not_compiled(family: str, dtyp
     fast = LLM(target, tmp_path / "drafters" / "pr", max_batch_size=4, max_model_len=64)
     expected = [o.token_ids for o in plain.generate(prompts, params)]
     assert [o.token_ids for o in fast.generate(prompts, params)] == expected
-
-
-def test_float32_weights_in_fewer_bits_change_no_bit(monkeypatch) -> None:
-    normal_ = torch.nn.init.normal_
-
-    def in_bfloat16(weight: torch.Tensor, std: float = 1.0) -> torch.Tensor:
-        with torch.no_grad():
-            return normal_(weight, std=std).copy_(weight.bfloat16())
-
-    monkeypatch.setattr(torch.nn.init, "normal_", in_bfloat16)
-    narrow = make("llama")
-    for module in (decoder, hf):
-        monkeypatch.setattr(module, "kept_form", lambda linear, form: form)
-    wide = make("llama")
-    kept = []
-    for target in (narrow, wide):
-        assert isinstance(target._body.decoder, NativeDecoder)
-        kept.append([FORMS[layer.struct.qkv.form] for layer in target._body.decoder.layers])
-    assert kept == [["bfloat16"] * 8, ["float32"] * 8]
-    rows = causal_rows(torch.tensor([0]), torch.tensor([tokens(30)]))
-    outs = [target.forward(rows, target.new_cache(1, 40)) for target in (narrow, wide)]
-    for name in FIELDS:
-        assert torch.equal(*(getattr(out, name) for out in outs))
 
 
 def test_which_models_are_compiled() -> None:

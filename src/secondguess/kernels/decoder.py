@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from secondguess.engine.slots import SlotCache
 from secondguess.kernels.build import library
-from secondguess.kernels.linear import CompactLinear, kept_form
+from secondguess.kernels.linear import CompactLinear
 from secondguess.target.attention import within_window
 from secondguess.types import Rows
 
@@ -86,8 +86,8 @@ class CompiledLayer:
         head_dim: int,
         window: int | None = None,
     ) -> CompiledLayer:
-        """``products`` and ``norms`` in the order of PRODUCTS and NORMS; ``form``: see ``kept_form``."""
-        packed = [CompactLinear(linear, kept_form(linear, form)) for linear in products]
+        """``products`` and ``norms`` in the order of PRODUCTS and NORMS; ``form``: of the weights."""
+        packed = [CompactLinear(linear, form) for linear in products]
         struct = LayerStruct(*map(Weights.of, packed), *map(address, norms), eps)
         sizes = {"A": num_heads[0], "G": num_heads[1], "D": head_dim, "I": packed[3].shape[1]}
         return cls(struct, (*packed, *norms), sizes, window)

@@ -139,8 +139,6 @@ FORMS: dict[str, Callable[[Tensor, int], Tensor]] = {
     "int4": pack_int4,
 }
 EXPANSIONS = {"int8": to_int8, "int4": to_int4}
-NARROWEST = ("int4", "int8", "bfloat16", "float32")
-SAMPLE = 16  # rows
 
 
 def rounded(weight_NK: Tensor, form: str) -> Tensor:
@@ -154,10 +152,4 @@ def holds(linear: nn.Linear, form: str) -> bool:
     """Whether a layer of this form multiplies with the very same weights."""
     weight_NK = linear.weight.detach()
     fits = form not in EXPANSIONS or weight_NK.shape[1] % GROUP == 0
-    parts = (weight_NK[:SAMPLE], weight_NK)  # few rows tell most forms that do not fit
-    return fits and all(torch.equal(rounded(part, form), part.float()) for part in parts)
-
-
-def kept_form(linear: nn.Linear, form: str) -> str:
-    """For float32 the form of fewest bits that holds the weights as they are, which changes no bit of a product."""
-    return next(f for f in NARROWEST if holds(linear, f)) if form == "float32" else form
+    return fits and torch.equal(rounded(weight_NK, form), weight_NK.float())

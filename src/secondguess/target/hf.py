@@ -18,7 +18,7 @@ from secondguess.engine.graphs import usable
 from secondguess.engine.slots import SlotCache
 from secondguess.errors import UserError, require
 from secondguess.kernels.build import sources_digest
-from secondguess.kernels.linear import CompactLinear, kept_form
+from secondguess.kernels.linear import CompactLinear
 from secondguess.target import attention
 from secondguess.target.base import TargetSpec, default_tap_layers
 from secondguess.target.facts import TargetFacts, facts_of
@@ -142,7 +142,7 @@ def body_of(model: Any, form: str) -> Body:
     """Compiled code if it takes the model, else our own forward, else transformers'."""
     head = model.get_output_embeddings()
     if fits(model) and compiles(model):
-        return Body(NativeDecoder(model, form), CompactLinear(head, kept_form(head, head_form(head, form))), 1)
+        return Body(NativeDecoder(model, form), CompactLinear(head, head_form(head, form)), 1)
     decoder = LeanDecoder(model, partial(packed, form=form)) if fits(model) else GenericDecoder(model, form)
     on_cpu = model.device.type == "cpu"
     return Body(decoder, packed(head, head_form(head, form)), MIN_ROWS if on_cpu else 1)
