@@ -64,23 +64,22 @@ class NativeRound(Round):
     """A round whose forwards are calls of compiled code."""
 
     def __init__(self, passes: Passes[SlotCache], pairs: Pairs, f_root_RH: Tensor, noise_RDV: Tensor | None) -> None:
+        super().__init__(passes, pairs, f_root_RH, noise_RDV)
         native, config, look = passes.drafter.native, passes.config, passes.config.reconsider
         assert isinstance(native, NativeBlock)
-        roots_R = pairs.start_R + pairs.counts_R - 1
+        asks = config.num_reconsider > 0 and look.query_slot == "self_query"
         self.width = config.offer_width
         self.compiled = CompiledRound(
             native.whole,
             passes.cache,
             f_root_RH,
-            pairs.slots_R.contiguous(),
-            roots_R,
-            length=pairs.length,
+            self.slots_R.contiguous(),
+            self.root_column_R1[:, 0].contiguous(),
+            length=self.max_length,
             room=1 + config.num_steps * config.rows_per_step,
-            rotation=native.rotations(pairs.length + config.num_steps + 1),
+            rotation=native.rotations(self.max_length + config.num_steps + 1),
             noise_RDV=noise_RDV,
-            query=passes.drafter.self_query.detach()
-            if config.num_reconsider and look.query_slot == "self_query"
-            else None,
+            query=passes.drafter.self_query.detach() if asks else None,
             query_ahead=look.query_rope == "next",
         )
         self.features_RYH = self.compiled.features_RYH

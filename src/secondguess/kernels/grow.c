@@ -148,8 +148,8 @@ void grow_lay(struct table *t, struct rows *x, float threshold, int64_t fed_by_l
     }
 }
 
-// Level 1's offers [K] after a node, whose own row of level 0 is `fed`: a token that level 0 offers there, too, keeps the larger log-prob. Leaves in
-// `logps` the new tokens alone.
+// Level 1's offers [K] after a node, whose own row of level 0 is `fed`: a token that level 0 offers there, too, keeps the
+// larger log-prob. Leaves in `logps` the new tokens alone.
 static void merge(struct table *t, int64_t r, float parent_score, int64_t fed, int64_t row, const int64_t *tokens,
                   float *logps) {
     for (int64_t j = 0; j < t->K; j++) {
