@@ -13,7 +13,7 @@
 #include "linear.c"
 
 enum {
-    FEW_ROWS = 32,  // not worth waking the other threads for what is done to each row
+    FEW_ROWS = 8,  // not worth waking the other threads for what is done to each row
     MOST_VECTORS = 32,  // head dimensions up to 32 LANES
     MOST_SUMS = 16,  // that registers hold beside what they are made of
     QUERIES = 4,  // scored at once, over

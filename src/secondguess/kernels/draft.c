@@ -74,7 +74,7 @@ void draft_offer(const struct drafter *d, const struct round *c, const float *f,
         if (d->norm_output) memcpy(read + m * d->H, f + m * d->H, d->H * sizeof *f);
         else rms_norm(f + m * d->H, d->norm, d->H, d->eps, read + m * d->H);
     apply(&d->head, read, M, scores);
-#pragma omp parallel for schedule(static) if (M > FEW_ROWS)
+#pragma omp parallel for schedule(static) if (M > 1)
     for (int64_t m = 0; m < M; m++) {
         float *row = scores + m * d->V, *logp = logps + m * K;
         int64_t *ids = offered + m * K;

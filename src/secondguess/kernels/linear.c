@@ -88,16 +88,25 @@ ALWAYS_INLINE void fetch_ahead(enum format format, const char *chunk, int64_t k,
     UNROLL for (int64_t i = 0; i < count * bytes; i += LINE) __builtin_prefetch(ahead + i, 0, 2);
 }
 
+// Which inputs a tile fetches for: every `of`-th step, from number `turn` on. So the tiles of a chunk can take turns.
+struct turns {
+    int64_t turn, of;
+};
+
 // sum[rows][BLOCK] += x[rows][depth] w[depth][BLOCK]; where `expanded` is not NULL it takes the weights as float32.
-// `fetch`: whether what lies behind them will be read next. The compiler knows `rows`, `format` and `fetch`.
-ALWAYS_INLINE void tile(int rows, enum format format, int fetch, const float *x, int64_t K, const char *chunk,
-                        int64_t depth, float *expanded, float *sum) {
+// The compiler knows `rows`, `format` and whether there are `turns` to fetch what lies behind them; else nothing is.
+ALWAYS_INLINE void tile(int rows, enum format format, const struct turns *turns, const float *x, int64_t K,
+                        const char *chunk, int64_t depth, float *expanded, float *sum) {
     const int step = format == INT4 ? PACK : 1;
+    int64_t due = turns ? turns->turn : 0;
     // Flat loops, unrolled: only then do the compilers keep all sums in registers.
     vec s[ROWS * WIDTH];
     UNROLL for (int i = 0; i < rows * WIDTH; i++) s[i] = *(const vec *)(sum + i * LANES);
     for (int64_t k = 0; k < depth; k += step) {
-        if (fetch) fetch_ahead(format, chunk, k, step);
+        if (turns && due-- == 0) {
+            fetch_ahead(format, chunk, k, step);
+            due = turns->of - 1;
+        }
         UNROLL for (int j = 0; j < step; j++) {
             vec wk[WIDTH];
             UNROLL for (int p = 0; p < WIDTH; p++) {
@@ -111,16 +120,17 @@ ALWAYS_INLINE void tile(int rows, enum format format, int fetch, const float *x,
     UNROLL for (int i = 0; i < rows * WIDTH; i++) *(vec *)(sum + i * LANES) = s[i];
 }
 
-#define TILE_OF(name, format, fetch)                                                                                  \
-    static void name(int64_t rows, const float *x, int64_t K, const char *chunk, int64_t depth, float *expanded,      \
-                     float *sum) {                                                                                    \
+#define TILE_OF(name, format, fetches)                                                                                \
+    static void name(int64_t rows, const struct turns *turns, const float *x, int64_t K, const char *chunk,           \
+                     int64_t depth, float *expanded, float *sum) {                                                    \
+        const struct turns *some = fetches ? turns : NULL;                                                            \
         switch (rows) {                                                                                               \
-            case 1: tile(1, format, fetch, x, K, chunk, depth, expanded, sum); break;                                 \
-            case 2: tile(2, format, fetch, x, K, chunk, depth, expanded, sum); break;                                 \
-            case 3: tile(3, format, fetch, x, K, chunk, depth, expanded, sum); break;                                 \
-            case 4: tile(4, format, fetch, x, K, chunk, depth, expanded, sum); break;                                 \
-            case 5: tile(5, format, fetch, x, K, chunk, depth, expanded, sum); break;                                 \
-            default: tile(ROWS, format, fetch, x, K, chunk, depth, expanded, sum);                                    \
+            case 1: tile(1, format, some, x, K, chunk, depth, expanded, sum); break;                                  \
+            case 2: tile(2, format, some, x, K, chunk, depth, expanded, sum); break;                                  \
+            case 3: tile(3, format, some, x, K, chunk, depth, expanded, sum); break;                                  \
+            case 4: tile(4, format, some, x, K, chunk, depth, expanded, sum); break;                                  \
+            case 5: tile(5, format, some, x, K, chunk, depth, expanded, sum); break;                                  \
+            default: tile(ROWS, format, some, x, K, chunk, depth, expanded, sum);                                     \
         }                                                                                                             \
     }
 TILE_OF(tile_float32, FLOAT32, 1)
@@ -130,20 +140,20 @@ TILE_OF(tile_int4, INT4, 1)
 TILE_OF(tile_again, FLOAT32, 0)
 
 // sum[rows][BLOCK] += x[rows][depth] times the weights of a chunk, in tiles of as even sizes as can be. The first one
-// expands the weights for the others.
+// expands the weights for the others, and fetches what is read next; of float32 there is so much that all take turns.
 static void multiply(enum format format, const float *x, int64_t rows, int64_t K, const char *chunk, int64_t depth,
                      float *sum) {
     float buffer[CHUNK * BLOCK] __attribute__((aligned(64)));
     int64_t num_tiles = (rows + ROWS - 1) / ROWS;
-    float *expanded = format == FLOAT32 || num_tiles == 1 ? NULL : buffer;
-    const char *again = format == FLOAT32 ? chunk : (const char *)buffer;
-    for (int64_t t = 0; t < num_tiles; t++) {
-        int64_t n = rows / num_tiles + (t < rows % num_tiles);
-        if (t > 0) tile_again(n, x, K, again, depth, NULL, sum);
-        else if (format == FLOAT32) tile_float32(n, x, K, chunk, depth, expanded, sum);
-        else if (format == BFLOAT16) tile_bfloat16(n, x, K, chunk, depth, expanded, sum);
-        else if (format == INT8) tile_int8(n, x, K, chunk, depth, expanded, sum);
-        else tile_int4(n, x, K, chunk, depth, expanded, sum);
+    float *expanded = num_tiles == 1 ? NULL : buffer;
+    struct turns turns = {0, format == FLOAT32 ? num_tiles : 1};
+    for (; turns.turn < num_tiles; turns.turn++) {
+        int64_t n = rows / num_tiles + (turns.turn < rows % num_tiles);
+        if (format == FLOAT32) tile_float32(n, &turns, x, K, chunk, depth, NULL, sum);
+        else if (turns.turn > 0) tile_again(n, &turns, x, K, (const char *)buffer, depth, NULL, sum);
+        else if (format == BFLOAT16) tile_bfloat16(n, &turns, x, K, chunk, depth, expanded, sum);
+        else if (format == INT8) tile_int8(n, &turns, x, K, chunk, depth, expanded, sum);
+        else tile_int4(n, &turns, x, K, chunk, depth, expanded, sum);
         x += n * K, sum += n * BLOCK;
     }
 }
