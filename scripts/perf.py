@@ -53,12 +53,14 @@ class Case:
     alone: Alone
     cycle: list[float] = field(default_factory=list)
     products: list[float] = field(default_factory=list)
+    attention: list[float] = field(default_factory=list)  # its two products, which `products` has none of
 
     def round(self) -> None:
         done = len(self.runner.seconds)
         self.runner.run(CYCLES)
         self.cycle.append(1000 * median(self.runner.seconds[done:]))
         self.products.append(1000 * median(self.alone.seconds() for _ in range(CYCLES)))
+        self.attention.append(1000 * median(self.alone.attention_seconds() for _ in range(CYCLES)))
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -130,10 +132,12 @@ def row(case: Case, cases: list[Case]) -> dict[str, Any]:
         "cycle_ms": median(case.cycle),
         "products_ms": median(case.products),
         "num_products": len(case.alone.calls),
+        "attention_ms": median(case.attention),
         "beside_products": share(case.cycle, case.products),
+        "beside_all": share(case.cycle, [p + a for p, a in zip(case.products, case.attention, strict=True)]),
         "over_eagle": ratio(case.cycle, eagle.cycle) if eagle and case.method != "ar" else None,
         **{f"{part}_ms": case.runner.result()[f"{part}_ms"] for part in PARTS},
-        "rounds_ms": {"cycle": case.cycle, "products": case.products},
+        "rounds_ms": {"cycle": case.cycle, "products": case.products, "attention": case.attention},
     }
 
 
@@ -154,13 +158,17 @@ def interval(values: np.ndarray) -> list[float]:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    head = "| method | budget, steps | cycle, ms | its products alone, ms | rest of the cycle | over eagle3.1 |"
-    lines = [head, "|---|---|---:|---:|---:|---:|"]
+    head = (
+        "| method | budget, steps | cycle, ms | its products alone, ms | rest of the cycle "
+        "| attention's two products alone, ms | rest without them | over eagle3.1 |"
+    )
+    lines = [head, "|---|---|---:|---:|---:|---:|---:|---:|"]
     for r in rows:
-        rest = "{:.1%} [{:.1%}, {:.1%}]".format(*r["beside_products"])
+        rest, less = ("{:.1%} [{:.1%}, {:.1%}]".format(*r[key]) for key in ("beside_products", "beside_all"))
         over = "{:.3f}x [{:.3f}, {:.3f}]".format(*r["over_eagle"]) if r["over_eagle"] else ""
         shape = f"{r['budget']}, {r['steps']}" if r["budget"] else ""
-        lines.append(f"| {r['method']} | {shape} | {r['cycle_ms']:.2f} | {r['products_ms']:.2f} | {rest} | {over} |")
+        times = f"{r['cycle_ms']:.2f} | {r['products_ms']:.2f} | {rest} | {r['attention_ms']:.2f} | {less}"
+        lines.append(f"| {r['method']} | {shape} | {times} | {over} |")
     return "\n".join(lines) + "\n"
 
 

@@ -7,7 +7,7 @@ from collections import Counter
 import torch
 
 from secondguess import TreeConfig
-from secondguess.bench.products import Alone, recorded
+from secondguess.bench.products import Alone, Attention, Product, recorded
 from secondguess.drafter.native import native_block
 from secondguess.drafter.speculator import EagleSpeculator
 from secondguess.engine.speculate import GREEDY, Accepted, Roots
@@ -24,8 +24,10 @@ def test_products_of_a_pass_and_of_a_draft() -> None:
     with recorded() as found:
         again = target.forward(rows, cache).logits_RNV
     assert torch.equal(again, expected)
-    assert Counter(p.num_rows for p in found) == {5: len(PRODUCTS) * target.spec.num_layers + 1}  # and the head's
-    assert found[-1].num_inputs == target.spec.hidden_size
+    weighted, attentions = apart(found)
+    assert Counter(p.num_rows for p in weighted) == {5: len(PRODUCTS) * target.spec.num_layers + 1}  # and the head's
+    assert weighted[-1].num_inputs == target.spec.hidden_size
+    assert [(a.num_requests, a.num_rows, a.width) for a in attentions] == [(1, 5, 5)] * target.spec.num_layers
 
     drafter = tiny_drafter(target)
     drafter.native = native_block(drafter, "float32")
@@ -36,5 +38,16 @@ def test_products_of_a_pass_and_of_a_draft() -> None:
     with recorded() as found:
         speculator.draft(Roots((0,), (5,), ([3, 5],), (GREEDY,)))
     # fuse, the layer's and the head's at the root; then twice two nodes and a second look.
-    assert Counter(p.num_rows for p in found) == {1: len(PRODUCTS) + 2, 3: 2 * (len(PRODUCTS) + 1)}
-    assert Alone(found).seconds() > 0
+    weighted, attentions = apart(found)
+    assert Counter(p.num_rows for p in weighted) == {1: len(PRODUCTS) + 2, 3: 2 * (len(PRODUCTS) + 1)}
+    # The newest pair, which is the root; then the root and all rows of the round so far.
+    assert [(a.num_rows, a.width) for a in attentions] == [(1, 1), (3, 4), (3, 7)]
+    alone = Alone(found)
+    assert alone.seconds() > 0
+    assert alone.attention_seconds() > 0
+    for attention, (q, k, v) in zip(attentions, alone.attentions, strict=True):
+        assert torch.bmm(torch.bmm(q, k), v).shape == (attention.sizes["G"], q.shape[1], attention.sizes["D"])
+
+
+def apart(found: list[Product | Attention]) -> tuple[list[Product], list[Attention]]:
+    return [p for p in found if isinstance(p, Product)], [p for p in found if isinstance(p, Attention)]
