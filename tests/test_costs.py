@@ -18,6 +18,7 @@ from secondguess.drafter.cost_file import MAX_AGE_S, find_costs
 from secondguess.drafter.stopwatch import Dictated, Shape, measure, shapes, summed_up
 from secondguess.engine.costs import CostModel, Curve
 from secondguess.engine.sequence import Timing
+from secondguess.target.hf import HFTarget
 from secondguess.testing import tiny_drafter, tiny_target
 
 TREE = TreeConfig(budget="auto", num_steps=5)
@@ -137,6 +138,17 @@ def test_other_circumstances_have_other_costs(found, monkeypatch) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: 99)
     find()
     assert len(taken) == 4
+
+
+def test_changed_code_is_measured_anew(found, monkeypatch) -> None:
+    find, taken = found
+    find()
+    monkeypatch.setattr(cost_file, "sources_digest", lambda: "other C code")
+    find()
+    monkeypatch.setattr(HFTarget, "forward_id", "another forward")
+    find()
+    find()
+    assert len(taken) == 3
 
 
 def test_where_nothing_can_be_kept_every_start_measures(found, tmp_path) -> None:
