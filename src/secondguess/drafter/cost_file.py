@@ -22,7 +22,7 @@ from secondguess.kernels.build import sources_digest
 from secondguess.machine import describe
 from secondguess.target.base import Target
 
-FORMAT = 1  # raise it when the stopwatch times something else
+FORMAT = 2  # raise it when the stopwatch times something else
 MAX_AGE_S = 24 * 3600
 
 log = logging.getLogger(__name__)
