@@ -329,14 +329,20 @@ def evaluated(monkeypatch) -> list[int]:
 
 
 LARGE_V = 3000
-NARROW = [{"top_k": 1}, {"top_k": 40}, {"top_p": 0.3}, {"min_p": 0.4}, {"top_k": 90, "top_p": 0.9}]
+HOT, WIDE = SamplingParams(temperature=1.0), SamplingParams(temperature=1.4, top_p=0.999999)
+NARROW = [
+    SamplingParams(temperature=0.7, top_k=1),
+    SamplingParams(temperature=1.0, top_k=40),
+    SamplingParams(temperature=1.5, top_p=0.3),
+    SamplingParams(temperature=1.0, min_p=0.4),
+    SamplingParams(temperature=0.6, top_k=90, top_p=0.9),
+]
 
 
-@pytest.mark.parametrize("others", [[], [{}], [{"top_p": 0.999999}]], ids=["few", "all of one", "most of one"])
+@pytest.mark.parametrize("others", [[], [HOT], [WIDE]], ids=["few", "all of one", "most of one"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_noise_of_few_tokens_is_that_of_all(others: list[dict], dtype: torch.dtype, monkeypatch):
-    params = [SamplingParams(temperature=0.7 + r, **setting) for r, setting in enumerate([*NARROW, *others])]
-    requests = [Request(PROMPT, p, choice=r) for r, p in enumerate([SamplingParams(), *params])]
+def test_noise_of_few_tokens_is_that_of_all(others: list[SamplingParams], dtype: torch.dtype, monkeypatch):
+    requests = [Request(PROMPT, p, choice=r) for r, p in enumerate([SamplingParams(), *NARROW, *others])]
     state = start(requests, range(10, 10 + len(requests)), vocab_size=LARGE_V)
     logits_RV = torch.randn(len(requests), LARGE_V, generator=torch.Generator().manual_seed(1), dtype=dtype) * 4
     positions_R = torch.arange(len(requests)) * 3
@@ -349,8 +355,8 @@ def test_noise_of_few_tokens_is_that_of_all(others: list[dict], dtype: torch.dty
 
 
 def test_rows_whose_path_has_ended_choose_nothing_and_the_others_what_they_would_have(monkeypatch):
-    settings = [{}, {"top_k": 3}, {"presence_penalty": 2.0}, {"temperature": 0.0}, {"top_p": 0.6, "min_tokens": 3}]
-    batch = [SamplingParams(**({"temperature": 1.0} | setting)) for setting in settings]
+    penalised, early = replace(HOT, presence_penalty=2.0), replace(HOT, top_p=0.6, min_tokens=3)
+    batch = [HOT, replace(HOT, top_k=3), penalised, SamplingParams(), early]
     outputs, rng, seen = [[1], [2], [3, 3], [4], [5]], Random(0), evaluated(monkeypatch)
     for seed in range(40):
         logits_RNV = torch.stack([logits_like(seed, len(batch), torch.float32) for _ in range(2)], 1)
