@@ -43,7 +43,7 @@ class Whims:
         self.rng = random.Random(seed)
         self.plain, self.sizes = 0, set()
 
-    def plan(self, draws: Sequence[Draw]) -> Plan | None:
+    def plan(self, draws: Sequence[Draw], context: float) -> Plan | None:
         if self.rng.random() < 0.3:
             self.plain += 1
             return None
@@ -132,7 +132,7 @@ def test_nodes_and_steps_are_counted() -> None:
     target = tiny_target("llama", 3, torch.float32, vocab_size=12)
 
     class Twice(Whims):
-        def plan(self, draws: Sequence[Draw]) -> Plan:
+        def plan(self, draws: Sequence[Draw], context: float) -> Plan:
             return Plan(AUTO, Told(2, [3] * len(draws)))
 
     params = SamplingParams(max_tokens=30, ignore_eos=True)
@@ -151,7 +151,7 @@ class Awaited:
 
     drafting = False
 
-    def plan(self, draws: Sequence[Draw]) -> Plan | None:
+    def plan(self, draws: Sequence[Draw], context: float) -> Plan | None:
         return Plan(AUTO, Fixed(20)) if self.drafting else None
 
     def learn(self, tree: DraftTree, verdict: Verdict, seconds: float) -> None:
@@ -160,8 +160,8 @@ class Awaited:
 
 def test_what_was_decoded_plainly_is_read_in_pieces_and_nothing_of_it_is_lost() -> None:
     target, policy = tiny_target("llama"), Awaited()
-    s = AdaptiveSpeculator(tiny_drafter(target), AUTO, 2, 128, policy)
-    whole = EagleSpeculator(tiny_drafter(target), replace(AUTO, budget=20), 2, 128)
+    s = AdaptiveSpeculator(tiny_drafter(target), AUTO, 2, 4 * MOST_BEHIND, policy)
+    whole = EagleSpeculator(tiny_drafter(target), replace(AUTO, budget=20), 2, 4 * MOST_BEHIND)
     count, generator = 3 * MOST_BEHIND, torch.Generator().manual_seed(1)
     taps = torch.randn(count, 3, target.spec.hidden_size, generator=generator, dtype=torch.float64)
     tokens = torch.randint(64, (count,), generator=generator)
@@ -173,7 +173,7 @@ def test_what_was_decoded_plainly_is_read_in_pieces_and_nothing_of_it_is_lost() 
         tree = s.draft(Roots((0,), (ids[-1],), (ids,), (GREEDY,)))
         assert tree.tokens_RN.tolist() == [ids[-1:]]
         assert s.num_steps == 0
-        behind.append(len(s.slots[0].tokens))
+        behind.append(s.slots[0].num_waiting)
         s.accept([Accepted(0, tokens[i : i + 1], taps[i : i + 1])])
     assert max(behind) == MOST_BEHIND
     policy.drafting = True
@@ -181,6 +181,35 @@ def test_what_was_decoded_plainly_is_read_in_pieces_and_nothing_of_it_is_lost() 
     ours, theirs = s.draft(root), whole.draft(root)
     assert torch.equal(ours.tokens_RN, theirs.tokens_RN)
     assert (ours.scores_RN - theirs.scores_RN)[ours.valid_RN].abs().max() < 1e-10
+
+
+class Turning:
+    """Drafts from the ``pause``-th cycle on; before, trees of a root alone, by a draft or without one."""
+
+    def __init__(self, pause: int, without: bool) -> None:
+        self.pause, self.without = pause, without
+        self.emitted: list[int] = []  # tokens of each cycle
+
+    def plan(self, draws: Sequence[Draw], context: float) -> Plan | None:
+        if len(self.emitted) >= self.pause:
+            return Plan(AUTO, Fixed(20))
+        return None if self.without else Plan(AUTO, Told(0, [0]))
+
+    def learn(self, tree: DraftTree, verdict: Verdict, seconds: float) -> None:
+        self.emitted.append(int(verdict.num_emitted_R))
+
+
+@pytest.mark.parametrize("pause", [20, MOST_BEHIND + 40])
+def test_drafts_after_a_pause_are_accepted_as_if_there_had_been_none(pause: int) -> None:
+    target, length = tiny_target("llama", 3, vocab_size=12), MOST_BEHIND + 200
+    request = Request((1, 2, 3), SamplingParams(temperature=1.0, seed=1, max_tokens=pause + 60, ignore_eos=True))
+    policies = Turning(pause, without=True), Turning(pause, without=False)
+    for policy in policies:
+        s = AdaptiveSpeculator(tiny_drafter(target), AUTO, 1, length, policy)
+        decode(target, s, [request], num_slots=1, max_len=length - ROOM)
+    paused, unpaused = (policy.emitted for policy in policies)
+    assert paused == unpaused
+    assert max(paused[pause:]) > 1, "something was accepted"
 
 
 # ---- for users

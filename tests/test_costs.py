@@ -6,19 +6,22 @@ import json
 import os
 import time
 from dataclasses import asdict, replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 from secondguess.config import TreeConfig
-from secondguess.drafter import cost_file
+from secondguess.drafter import cost_file, stopwatch
 from secondguess.drafter.cost_file import MAX_AGE_S, find_costs
-from secondguess.drafter.stopwatch import Dictated, Shape, measure, shapes, summed_up
+from secondguess.drafter.stopwatch import LIMIT_S, Dictated, Shape, far_shapes, measure, shapes, summed_up
 from secondguess.engine.costs import CostModel, Curve
 from secondguess.engine.sequence import Timing
+from secondguess.engine.speculate import GREEDY
+from secondguess.engine.worth import Worth
+from secondguess.target.hf import HFTarget
 from secondguess.testing import tiny_drafter, tiny_target
+from test_policy import pool_of
 
 TREE = TreeConfig(budget="auto", num_steps=5)
 FLAT = Curve((1, 64), (0.25, 0.25))
@@ -44,14 +47,17 @@ def test_batch_sizes_in_between_are_mixed() -> None:
 
 
 def test_parts_are_told_apart() -> None:
-    """A draft takes 2 s and a step 3 s (4 with looks), what follows takes 10 s and 1 s a row."""
+    """A draft takes 2 s, a step 3 s (4 with looks), what follows 10 s, 1 s a row and 1 s for 400 tokens more."""
 
     def timing(s: Shape) -> Timing:
-        step = 4.0 if s.config.num_reconsider else 3.0
-        return Timing(draft=2.0 + step * s.num_steps, verify=9.0 + s.verified_rows, walk=0.75, rest=0.25)
+        step, late = 4.0 if s.config.num_reconsider else 3.0, (s.context - 128) / 400 * s.verified_rows
+        return Timing(draft=2.0 + step * s.num_steps, verify=9.0 + s.verified_rows + late, walk=0.75, rest=0.25)
 
-    timed = [s for batch in (1, 16) for s in shapes(TREE, batch)]
+    timed = [*far_shapes(TREE, 4096), *(s for batch in (1, 16) for s in shapes(TREE, batch))]
     model = summed_up([{s: timing(s) for s in timed}] * 3)
+    assert model.verify([1, 2, 64], 1, 128).tolist() == [11.0, 12.0, 74.0]
+    assert model.verify([1, 2, 64], 1, 8128).tolist() == pytest.approx([31.0, 52.0, 74.0 + 64 * 20])
+    assert float(model.verify(64, 16, 528)) == pytest.approx(74.0 + 64), "each request's rows see its own tokens"
     assert model.batches == (1, 16)
     assert model.verify([1, 2, 64, 65], 1).tolist() == [11.0, 12.0, 74.0, 75.0]
     assert (model.draft_start(1), model.draft_start(16)) == (2.0, 2.0)
@@ -67,29 +73,74 @@ def test_a_draft_of_one_forward_has_no_steps() -> None:
 def test_the_stopwatch_times_what_it_says(monkeypatch) -> None:
     """The sizes of passes and drafts, on a tiny target."""
     target = tiny_target("llama", 0, torch.float32)
-    seen, forward = [], target.forward
+    seen, widths, forward = [], [], target.forward
 
     def spy(rows, cache, last_only=False):
         seen.append(tuple(rows.tokens_RN.shape))
+        widths.append(rows.visible_RNW.shape[2])
         return forward(rows, cache, last_only)
 
     monkeypatch.setattr(target, "forward", spy)
-    monkeypatch.setattr("secondguess.drafter.stopwatch.LIMIT_S", 0.0)
+    monkeypatch.setattr(stopwatch, "MAX_ROUNDS", 1)
     model = measure(target, tiny_drafter(target), TREE, 4)
-    trees = [(1, n) for n in (1, 4, 8, 16, 32, 64, 1, 1)] + [(4, n) for n in (1, 4, 8, 16, 1, 1)]
-    assert seen == trees, "one round where there is no time for more"
+    trees = [(1, n) for n in (1, 4, 8, 16, 32, 64, 1, 1, 1, 32)] + [(4, n) for n in (1, 4, 8, 16, 1, 1)]
+    assert seen == trees
     assert model.step_curve.sizes == (6, 9, 24, 36)
     assert model.verify_curves[1].sizes == (4, 16, 32, 64)
+    assert model.context_curve.sizes == (1, 32)
+    assert widths == [128 + n for _, n in trees[:8]] + [1024 - 32, 1024 - 1] + [128 + n for _, n in trees[10:]]
     assert (model.verify([1, 64]) > 0).all()
     assert model.draft_start() > 0
 
 
+@pytest.mark.parametrize(
+    ("pass_s", "curves", "limit"),
+    [(0.02, 2, LIMIT_S), (0.1, 2, LIMIT_S), (0.25, 2, LIMIT_S), (0.3, 1, LIMIT_S), (2.0, 1, 8 * 2.0)],
+)
+def test_a_slow_target_is_not_timed_for_longer_than_the_limit(pass_s, curves, limit, monkeypatch) -> None:
+    """A clock that only its passes move; eight of them say what one request costs, and are taken in any case."""
+    target, now = tiny_target("llama", 0, torch.float32), [0.0]
+    forward = target.forward
+
+    def slow(*arguments):
+        now[0] += pass_s
+        return forward(*arguments)
+
+    monkeypatch.setattr(target, "forward", slow)
+    monkeypatch.setattr(stopwatch, "perf_counter", lambda: now[0])
+    model = measure(target, tiny_drafter(target), TREE, 4)
+    assert now[0] <= limit
+    assert now[0] > LIMIT_S / 3, "time is made use of"
+    assert len(model.verify_curves) == curves
+    assert model.verify_curves[0].sizes == (1, 4, 8, 16, 32, 64)
+
+
+def test_a_short_context_has_no_far_shapes() -> None:
+    assert far_shapes(TREE, 160) == []
+    assert [s.context for s in far_shapes(TREE, 512)] == [479, 479]
+    assert [s.context for s in far_shapes(TREE, 8192)] == [2048, 2048]
+
+
 def test_dictated_drafts_have_the_steps_and_nodes_of_the_shape() -> None:
-    dictated = Dictated()
+    dictated = Dictated(TREE)
     dictated.shape = Shape(1, 8, 2, TREE)
-    plan = dictated.plan([])
-    pool = SimpleNamespace(scores_RC=torch.zeros(1, 1))
-    assert [plan.guide.goes_on(pool) for _ in range(3)] == [True, True, False]  # type: ignore[arg-type]
+    plan = dictated.plan([GREEDY], 100)
+    pool = pool_of(0.9, 0.8)
+    assert [plan.guide.goes_on(pool) for _ in range(3)] == [True, True, False]
+    assert plan.guide.budgets(pool) == [7]
+
+
+def test_the_policy_that_will_decide_is_asked_each_time_so_that_its_time_counts(monkeypatch) -> None:
+    dictated, asked = Dictated(TREE), []
+    dictated.shape = Shape(1, 1, 1, TREE)
+    for name in ("goes_on", "budgets"):
+        monkeypatch.setattr(Worth, name, lambda _self, _pool, name=name: asked.append(name))
+    for _ in range(40):
+        guide = dictated.plan([GREEDY], 100).guide
+        guide.goes_on(pool_of(0.9))
+        guide.budgets(pool_of(0.9))
+        dictated.policy.cycle.regime.switch.learn(True, 1.0, 100.0, 1)
+    assert asked == ["goes_on", "budgets"] * 40
 
 
 @pytest.fixture
@@ -137,6 +188,17 @@ def test_other_circumstances_have_other_costs(found, monkeypatch) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: 99)
     find()
     assert len(taken) == 4
+
+
+def test_changed_code_is_measured_anew(found, monkeypatch) -> None:
+    find, taken = found
+    find()
+    monkeypatch.setattr(cost_file, "sources_digest", lambda: "other C code")
+    find()
+    monkeypatch.setattr(HFTarget, "forward_id", "another forward")
+    find()
+    find()
+    assert len(taken) == 3
 
 
 def test_where_nothing_can_be_kept_every_start_measures(found, tmp_path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,8 @@ def test_prediction_by_hand() -> None:
     costs = CostModel((1,), (Curve((1, 100), (0.0005, 0.05)),), Curve((1, 2), (0.001, 0.002)), line)
     tree = TreeConfig(budget=5, num_steps=4, grow_width=2, num_reconsider=0)
     assert predicted(costs, tree, Point(5, 2, 0, 0)) == pytest.approx(2 + 3 * 4 + 6)
+    late = replace(costs, context=100, context_curve=Curve((1, 6), (0.0, 0.00001)))
+    assert predicted(late, tree, Point(5, 2, 600, 0)) == pytest.approx(2 + 3 * 4 + 6 + 2 * 500 * 0.01)
 
 
 def test_what_is_more_than_linear() -> None:

@@ -12,7 +12,6 @@ import torch
 from secondguess import LLM, SamplingParams, TreeConfig
 from secondguess.engine.guard import Guard
 from secondguess.engine.speculate import GREEDY, Accepted, Draw, Plain, Roots
-from secondguess.engine.switch import FIRST_PAUSE
 from secondguess.types import DraftTree, Output, Request, Speculation, Verdict
 from tiny_folder import save_tiny
 
@@ -93,7 +92,7 @@ def test_batches_of_each_size_and_temperature_are_judged_by_themselves() -> None
     assert guard.paused
     assert share(guard, tokens=2, seconds=1.2) > 0.9
     assert not guard.paused
-    hot = [cycle(guard, (0, 1), 2, 1.2, Draw(1.0, 0)) for _ in range(FIRST_PAUSE)]
+    hot = [cycle(guard, (0, 1), 2, 1.2, Draw(1.0, 0)) for _ in range(32)]
     assert sum(hot) > 0.7 * len(hot)
 
 

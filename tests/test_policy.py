@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -109,6 +109,33 @@ def test_drafts_that_lose_cost_little(gain: float) -> None:
     assert decode(switch, 4000, gain)[1] > 0.98
 
 
+@pytest.mark.parametrize("gain", [0.3, 0.5, 0.6, 0.8, 0.9])
+@pytest.mark.parametrize("made", [1.05, 1.2, 1.5])
+def test_an_engine_that_has_learnt_nothing_yet_loses_little(gain: float, made: float) -> None:
+    """960 tokens from the start, where a drafted cycle makes ``made``."""
+    switch, tokens, time = Switch(), 0.0, 0.0
+    while tokens < 960:
+        drafted = switch.drafts()
+        cycle = (made, made / gain) if drafted else (1.0, 1.0)
+        switch.learn(drafted, *cycle, 1)
+        tokens, time = tokens + cycle[0], time + cycle[1]
+    assert time <= tokens / 0.98
+
+
+def test_the_draft_that_reads_what_a_pause_decoded_is_not_judged_by_its_time() -> None:
+    switch = Switch()
+    decode(switch, 40, 0.5)
+    while switch.pause:
+        decode(switch, 1, 0.5)
+    before = switch.lasting.value
+    assert switch.drafts()
+    switch.learn(True, 1.5, 60.0, 1)
+    assert switch.lasting.value == before
+    assert switch.lost > 50
+    switch.learn(True, 1.5, 60.0, 1)
+    assert switch.lasting.value < before
+
+
 def test_drafts_that_bring_next_to_nothing_are_given_up_at_once() -> None:
     switch = Switch()
     for _ in range(16):
@@ -154,8 +181,8 @@ def pool_of(*probs: float) -> Candidates:
 
 
 def worth(after: list[float], pace: float = 1.0, step: float = 0.0, child_probs=(0.5, 0.25)) -> Worth:
-    offsets_1B = Calibration.blank().offsets()[None]
-    return Worth(np.array(after), step, pace, offsets_1B, np.array(child_probs), grow_width=2)
+    offsets = [(np.array([True]), Calibration.blank().offsets())]
+    return Worth(np.array(after), step, pace, offsets, np.array(child_probs), grow_width=2)
 
 
 @pytest.mark.parametrize(
@@ -199,10 +226,23 @@ def test_a_batch_shares_what_a_node_costs() -> None:
     """Two requests: a node each is worth it for the sum of their probabilities."""
     one = pool_of(0.5, 0.1)
     both = Candidates(*(getattr(one, f).repeat(2, 1) for f in Candidates.__slots__))
-    offsets_2B = np.stack([Calibration.blank().offsets()] * 2)
-    w = Worth(np.array([1.0, 1.8, 2.1]), 0.0, 1.0, offsets_2B, np.array([0.5]), grow_width=1)
+    offsets = [(np.array([True, True]), Calibration.blank().offsets())]
+    w = Worth(np.array([1.0, 1.8, 2.1]), 0.0, 1.0, offsets, np.array([0.5]), grow_width=1)
     assert w.budgets(both) == [1, 1]
     assert worth([1.0, 1.8, 2.1]).budgets(one) == [0]
+
+
+@given(st.integers(0, 10**6))
+@settings(max_examples=50)
+def test_the_best_of_all_nodes_are_what_a_full_sort_finds(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    scores_RC = np.where(rng.random((3, 90)) < 0.2, -np.inf, np.log(rng.random((3, 90))))
+    calibrations = [Calibration.blank().seen(np.log(rng.random(50)), rng.random(50) < 0.3) for _ in range(2)]
+    a, b = (c.offsets() for c in calibrations)
+    w = Worth(np.zeros(21), 0.0, 1.0, [(np.array([1, 0, 1]) > 0, a), (np.array([0, 1, 0]) > 0, b)], np.ones(1), 2)
+    probs_RC = np.stack([probability(s, o) for s, o in zip(scores_RC[:, 1:], (a, b, a), strict=True)])
+    expected_N = -np.sort(-probs_RC, 1)[:, :20].sum(0).cumsum()
+    np.testing.assert_allclose(w.values(w.best(scores_RC))[1:], expected_N, rtol=1e-12)
 
 
 # ---- the policy
@@ -237,7 +277,7 @@ class World:
 
     def cycle(self) -> None:
         """One request; the draft is a chain that promises 0.9 a node, of as many nodes as the policy wants."""
-        plan, tokens = self.policy.plan([GREEDY]), 1
+        plan, tokens = self.policy.plan([GREEDY], 100), 1
         size = 0
         if plan:
             pool = pool_of(*np.cumprod([0.9] * len(self.rates)))  # siblings, whose path scores are a chain's
@@ -270,9 +310,21 @@ def test_the_policy_finds_out_what_drafts_are_good_for(rate: float, low: int, hi
 @given(st.integers(1, 20))
 def test_prices_are_those_of_the_whole_batch(requests: int) -> None:
     policy = Auto(TreeConfig(budget="auto", num_reconsider=3), COSTS)
-    assert policy.plan([GREEDY] * requests)
+    assert policy.plan([GREEDY] * requests, 100)
     prices = policy.cycle.prices
     assert len(prices.after_N) == 64
     assert prices.plain == pytest.approx(COSTS.verify(requests, requests))
     assert prices.after_N[9] == pytest.approx(COSTS.verify(10 * requests, requests))
     assert prices.step_looking == COSTS.draft_step(9 * requests) > prices.step
+
+
+def test_prices_are_those_of_the_batchs_mean_context() -> None:
+    """Two requests of 30 tokens more than was measured: 2 x 30 x 0.25 for each lone root, 2 x 30 x 0.5 for 5 nodes."""
+    costs = replace(COSTS, context=70.0, context_curve=Curve((1, 5), (0.25, 0.5)))
+    policy = Auto(TreeConfig(budget="auto"), costs)
+    near, far = ((policy.plan([GREEDY] * 2, context), policy.cycle.prices)[1] for context in (50, 100))
+    assert near.after_N.tolist() == costs.verify(2 * np.arange(1, 65), 2).tolist()
+    assert far.plain - near.plain == pytest.approx(2 * 30 * 0.25)
+    assert far.after_N[4] - near.after_N[4] == pytest.approx(2 * 30 * 0.5)
+    np.testing.assert_allclose(far.after_N, costs.verify(2 * np.arange(1, 65), 2, 100))
+    assert (far.start, far.step) == (near.start, near.step)

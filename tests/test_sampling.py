@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from secondguess.engine import sampling
 from secondguess.engine.cycle import chooser
 from secondguess.engine.noise import gumbel
 from secondguess.engine.sampler_state import join, keep, start
@@ -309,6 +310,68 @@ def test_noise_is_keyed_by_seed_choice_and_position():
     state = start([Request(PROMPT, params, choice=2)], [99], vocab_size=V)
     want = gumbel(torch.tensor([99]), torch.tensor([2]), torch.tensor([31]), torch.arange(V))
     assert torch.equal(perturbed(logits_RV, state, torch.tensor([31])), want)
+
+
+# ---- noise is evaluated for those who need it alone
+
+
+def evaluated(monkeypatch) -> list[int]:
+    """Grows by the number of noise values, each time that some are evaluated."""
+    seen: list[int] = []
+
+    def spy(*arguments) -> Tensor:
+        noise = gumbel(*arguments)
+        seen.append(noise.numel())
+        return noise
+
+    monkeypatch.setattr(sampling, "gumbel", spy)
+    return seen
+
+
+LARGE_V = 3000
+HOT, WIDE = SamplingParams(temperature=1.0), SamplingParams(temperature=1.4, top_p=0.999999)
+NARROW = [
+    SamplingParams(temperature=0.7, top_k=1),
+    SamplingParams(temperature=1.0, top_k=40),
+    SamplingParams(temperature=1.5, top_p=0.3),
+    SamplingParams(temperature=1.0, min_p=0.4),
+    SamplingParams(temperature=0.6, top_k=90, top_p=0.9),
+]
+
+
+@pytest.mark.parametrize("others", [[], [HOT], [WIDE]], ids=["few", "all of one", "most of one"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_noise_of_few_tokens_is_that_of_all(others: list[SamplingParams], dtype: torch.dtype, monkeypatch):
+    requests = [Request(PROMPT, p, choice=r) for r, p in enumerate([SamplingParams(), *NARROW, *others])]
+    state = start(requests, range(10, 10 + len(requests)), vocab_size=LARGE_V)
+    logits_RV = torch.randn(len(requests), LARGE_V, generator=torch.Generator().manual_seed(1), dtype=dtype) * 4
+    positions_R = torch.arange(len(requests)) * 3
+    want_RV, drawn = process(logits_RV, state), state.settings
+    tokens_V = torch.arange(LARGE_V)
+    want_RV[1:] += gumbel(drawn.seeds_S, drawn.choices_S, positions_R[1:], tokens_V, dtype)
+    seen = evaluated(monkeypatch)
+    assert torch.equal(perturbed(logits_RV, state, positions_R), want_RV)
+    assert (sum(seen) < 1000) == (not others), "one row with many left, and all are evaluated"
+
+
+def test_rows_whose_path_has_ended_choose_nothing_and_the_others_what_they_would_have(monkeypatch):
+    penalised, early = replace(HOT, presence_penalty=2.0), replace(HOT, top_p=0.6, min_tokens=3)
+    batch = [HOT, replace(HOT, top_k=3), penalised, SamplingParams(), early]
+    outputs, rng, seen = [[1], [2], [3, 3], [4], [5]], Random(0), evaluated(monkeypatch)
+    for seed in range(40):
+        logits_RNV = torch.stack([logits_like(seed, len(batch), torch.float32) for _ in range(2)], 1)
+        positions_RN = torch.tensor([[7, 8]]).repeat(len(batch), 1)
+        states = [state_of(batch, outputs, seed) for _ in range(2)]
+        active_R = torch.tensor([rng.random() < 0.5 for _ in batch])
+        node_R = torch.tensor([rng.randrange(2) for _ in batch])
+        whole_R = choose(logits_RNV[torch.arange(5), node_R], states[0], 8 + node_R)
+        record(states[0], whole_R, active_R)
+        seen.clear()
+        some_R = chooser(logits_RNV, positions_RN, states[1], None)(node_R, active_R)
+        assert torch.equal(some_R[active_R], whole_R[active_R])
+        assert sum(seen) <= V * int(active_R[[0, 1, 2, 4]].sum())
+        assert torch.equal(states[1].history.output_counts_PV, states[0].history.output_counts_PV)
+        assert torch.equal(states[1].history.num_emitted_R, states[0].history.num_emitted_R)
 
 
 # ---- verification: the walk with keyed tokens is the target's law

@@ -81,9 +81,9 @@ def room(context: int, tree: TreeConfig) -> int:
 
 
 def predicted(costs: CostModel, tree: TreeConfig, point: Point) -> float:
-    """Milliseconds, by the cost model, which knows neither context nor vocabulary."""
+    """Milliseconds, by the cost model, which does not know the vocabulary, and of the context what verifying adds."""
     draft = costs.draft_start(point.batch) + (tree.num_steps - 1) * costs.draft_step(point.batch * tree.rows_per_step)
-    return 1000 * (draft + float(costs.verify(point.batch * (point.budget + 1), point.batch)))
+    return 1000 * (draft + float(costs.verify(point.batch * (point.budget + 1), point.batch, point.context)))
 
 
 def steeper(found: Sequence[tuple[int, float]]) -> bool:

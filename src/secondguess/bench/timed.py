@@ -65,7 +65,7 @@ def make_runner(
     if isinstance(speculator, EagleSpeculator):
         taps_1LH = torch.zeros(1, len(spec.tap_layers), spec.hidden_size, dtype=spec.dtype, device=spec.device)
         newest_1 = torch.tensor(ids[-1:], device=spec.device)
-        speculator.slots = {slot: Slot(context - 1, newest_1, taps_1LH) for slot in range(n)}
+        speculator.slots = {slot: Slot(context - 1, [newest_1], [taps_1LH]) for slot in range(n)}
     room = 2 * num_columns
     running = [Sequence(request, 0, slot, frozenset(), room, TextStream(None), list(ids)) for slot in range(n)]
     sampler = start([request] * n, [0] * n, vocab_size=spec.vocab_size, device=spec.device)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from statistics import fmean
+
 import torch
 
 from secondguess.config import TreeConfig
@@ -21,7 +23,8 @@ class AdaptiveSpeculator(EagleSpeculator):
 
     @torch.inference_mode()
     def draft(self, roots: Roots) -> DraftTree:
-        plan, self.num_steps = self.policy.plan(roots.draws), 0
+        context = fmean(map(len, roots.histories))
+        plan, self.num_steps = self.policy.plan(roots.draws, context), 0
         if plan is None:
             return Plain().draft(roots)
         root, round_ = self.begin(roots)

@@ -18,10 +18,11 @@ from secondguess.config import TreeConfig
 from secondguess.drafter.model import Drafter
 from secondguess.drafter.stopwatch import batches, measure
 from secondguess.engine.costs import CostModel
+from secondguess.kernels.build import sources_digest
 from secondguess.machine import describe
 from secondguess.target.base import Target
 
-FORMAT = 1  # raise it when the stopwatch times something else
+FORMAT = 2  # raise it when the stopwatch times something else
 MAX_AGE_S = 24 * 3600
 
 log = logging.getLogger(__name__)
@@ -49,6 +50,7 @@ def circumstances(target: Target, drafter: Drafter, config: TreeConfig, max_batc
         "format": FORMAT,
         "machine": describe(),
         "versions": {name: version(name) for name in ("secondguess", "torch")},
+        "code": [target.forward_id, sources_digest()],  # the version stands still between releases
         "target": target.fingerprint,
         "device": str(target.spec.device),
         "drafter": asdict(drafter.config),

@@ -25,16 +25,20 @@ from secondguess.kernels.grow import grower
 from secondguess.tree.rows import Root
 from secondguess.types import DraftTree, Rows, Verdict
 
-MOST_BEHIND = 16  # tokens that a draft may have to read first, where others were decoded plainly
+MOST_BEHIND = 128  # tokens that a draft may have to read first, where others were decoded plainly
 
 
 @dataclass(slots=True)
 class Slot:
-    """A request's committed columns, and the pairs that the next extend pass takes."""
+    """A request's committed columns, and the pairs that the next extend pass takes, in pieces as they came."""
 
     num_columns: int
-    tokens: Tensor  # int64 [E]
-    taps: Tensor  # [E, L, H]
+    tokens: list[Tensor]  # int64 [E] each
+    taps: list[Tensor]  # [E, L, H] each
+
+    @property
+    def num_waiting(self) -> int:
+        return sum(map(len, self.tokens))
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +74,8 @@ class EagleSpeculator(Passes[SlotCache]):
             if slot is None:
                 self.slots[a.slot] = self.read_prompt(a)
             else:
-                slot.tokens, slot.taps = torch.cat([slot.tokens, a.tokens]), torch.cat([slot.taps, a.taps_ELH])
+                slot.tokens.append(a.tokens)
+                slot.taps.append(a.taps_ELH)
 
     def release(self, slot: int) -> None:
         self.slots.pop(slot, None)
@@ -85,17 +90,17 @@ class EagleSpeculator(Passes[SlotCache]):
     @torch.inference_mode()
     def catch_up(self, numbers: list[int]) -> None:
         """Read what was accepted while nothing was drafted, before it grows into a prompt of its own."""
-        behind = [n for n in numbers if len(self.slots[n].tokens) >= MOST_BEHIND]
+        behind = [n for n in numbers if self.slots[n].num_waiting >= MOST_BEHIND]
         if behind:
             self.extend(take_pairs(behind, [self.slots[n] for n in behind]))
 
     @torch.inference_mode()
     def read_prompt(self, a: Accepted) -> Slot:
         """Extend over all pairs but the newest, which is left to the first draft: there prompts of all lengths meet."""
-        slot = Slot(0, a.tokens[:-1], a.taps_ELH[:-1])
-        if len(slot.tokens):
+        slot = Slot(0, [a.tokens[:-1]], [a.taps_ELH[:-1]])
+        if slot.num_waiting:
             self.extend(take_pairs([a.slot], [slot]))
-        return Slot(slot.num_columns, a.tokens[-1:], a.taps_ELH[-1:])
+        return Slot(slot.num_columns, [a.tokens[-1:]], [a.taps_ELH[-1:].clone()])  # the prompt's are let go
 
     @torch.inference_mode()
     def draft(self, roots: Roots) -> DraftTree:
@@ -127,13 +132,13 @@ class EagleSpeculator(Passes[SlotCache]):
 
 def take_pairs(numbers: Sequence[int], slots: Sequence[Slot]) -> Pairs:
     """The pairs that wait in ``slots``, which are known by ``numbers``. They count as committed from now on."""
-    starts, counts = [s.num_columns for s in slots], [len(s.tokens) for s in slots]
-    table_R3 = upload(list(zip(numbers, starts, counts, strict=True)), slots[0].tokens.device)
+    starts, counts = [s.num_columns for s in slots], [s.num_waiting for s in slots]
+    table_R3 = upload(list(zip(numbers, starts, counts, strict=True)), slots[0].tokens[0].device)
     slots_R, start_R, counts_R = table_R3.unbind(1)
-    tokens_RE = pad_sequence([s.tokens for s in slots], batch_first=True)
-    taps_RELH = pad_sequence([s.taps for s in slots], batch_first=True)
+    tokens_RE = pad_sequence([torch.cat(s.tokens) for s in slots], batch_first=True)
+    taps_RELH = pad_sequence([torch.cat(s.taps) for s in slots], batch_first=True)
     for slot, count in zip(slots, counts, strict=True):
         slot.num_columns += count
-        slot.tokens, slot.taps = slot.tokens[count:], slot.taps[count:]
+        slot.tokens, slot.taps = [], []
     width, length = max(starts) + max(counts), max(s.num_columns for s in slots)
     return Pairs(tuple(numbers), slots_R, tokens_RE, taps_RELH, start_R, counts_R, width, length)

@@ -41,6 +41,9 @@ class Curve:
         return (self.seconds[-1] - self.seconds[-2]) / (self.sizes[-1] - self.sizes[-2])
 
 
+NOTHING = Curve((1,), (0.0,))
+
+
 @dataclass(frozen=True, slots=True)
 class CostModel:
     """Seconds that a cycle's parts take on one machine with one target and one drafter."""
@@ -49,14 +52,24 @@ class CostModel:
     verify_curves: tuple[Curve, ...]  # against rows: all that follows a draft, nearly all of it the target's pass
     start_curve: Curve  # against requests: a draft without steps, that is the extend pass and cutting the tree
     step_curve: Curve  # against rows: one step of a draft
+    context: float = 0.0  # tokens of each request that the curves above were measured with
+    context_curve: Curve = NOTHING  # against rows of one request: what each further token adds to its verification
 
-    def verify(self, rows: ArrayLike, requests: int = 1) -> np.ndarray:
-        """From the end of the draft to the end of the cycle, where ``rows`` are verified."""
+    def verify(self, rows: ArrayLike, requests: int = 1, context: float = 0.0) -> np.ndarray:
+        """From the end of the draft to the end of the cycle, where ``rows`` are verified.
+
+        ``context``: tokens before them, of a request on average.
+        """
         each_B = [curve.at(rows) for curve in self.verify_curves]
         place = float(np.interp(requests, self.batches, range(len(self.batches))))
         low = int(place)
         high = min(low + 1, len(each_B) - 1)
-        return each_B[low] + (place - low) * (each_B[high] - each_B[low])
+        near = each_B[low] + (place - low) * (each_B[high] - each_B[low])
+        return near + max(context - self.context, 0.0) * self.verify_further(rows, requests)
+
+    def verify_further(self, rows: ArrayLike, requests: int = 1) -> np.ndarray:
+        """Seconds that one more token of each request adds: every request's rows attend to its own K/V."""
+        return requests * self.context_curve.at(np.asarray(rows) / requests)
 
     def draft_start(self, requests: int = 1) -> float:
         return float(self.start_curve.at(requests))
@@ -72,4 +85,6 @@ class CostModel:
             verify_curves=tuple(map(Curve.from_json, data["verify_curves"])),
             start_curve=Curve.from_json(data["start_curve"]),
             step_curve=Curve.from_json(data["step_curve"]),
+            context=data["context"],
+            context_curve=Curve.from_json(data["context_curve"]),
         )

@@ -16,7 +16,7 @@ from torch import Tensor
 from secondguess.device import upload
 from secondguess.engine.clock import Clock
 from secondguess.engine.logprobs import score
-from secondguess.engine.sampler_state import SamplerState, record
+from secondguess.engine.sampler_state import SamplerState, keep, record
 from secondguess.engine.sampling import choose
 from secondguess.engine.sequence import Sequence
 from secondguess.engine.slots import SlotCache
@@ -150,16 +150,26 @@ def verify_rows(tree: DraftTree, sequences: list[Sequence]) -> Rows:
 def chooser(logits_RNV: Tensor, positions_RN: Tensor, sampler: SamplerState, watch: Watcher | None) -> ChooseAt:
     """The target's token after each node that is walked, chosen exactly as in plain decoding, and recorded."""
     each_R = torch.arange(len(logits_RNV), device=logits_RNV.device)
+    choosy = not sampler.settings.plain and not logits_RNV.is_cuda  # a GPU does the rest before it could say which
 
     def choose_at(node_R: Tensor, active_R: Tensor) -> Tensor:
         logits_RV, position_R = logits_RNV[each_R, node_R], positions_RN[each_R, node_R] + 1
-        token_R = choose(logits_RV, sampler, position_R)
+        if choosy and not active_R.all():
+            token_R = choose_some(logits_RV, sampler, position_R, active_R.nonzero()[:, 0])
+        else:
+            token_R = choose(logits_RV, sampler, position_R)
         if watch:
             watch(logits_RV, sampler, position_R, active_R)
         record(sampler, token_R, active_R)
         return token_R
 
     return choose_at
+
+
+def choose_some(logits_RV: Tensor, sampler: SamplerState, positions_R: Tensor, rows_S: Tensor) -> Tensor:
+    """``choose`` for the rows ``rows_S``, whose tokens do not depend on their batch-mates; 0 elsewhere."""
+    token_S = choose(logits_RV[rows_S], keep(sampler, rows_S.tolist()), positions_R[rows_S])
+    return torch.zeros_like(positions_R).index_copy(0, rows_S, token_S)
 
 
 def outcomes_of(tree: DraftTree, verdict: Verdict) -> list[Outcome]:

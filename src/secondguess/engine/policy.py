@@ -50,19 +50,19 @@ class Auto:
         self.regimes: dict[tuple[int, int], Regime] = {}
         self.prices: dict[int, Prices] = {}  # by requests
 
-    def plan(self, draws: Sequence[Draw]) -> Plan | None:
-        warmths, prices = [warmth(draw) for draw in draws], self._prices(len(draws))
+    def plan(self, draws: Sequence[Draw], context: float) -> Plan | None:
+        warmths, prices = [warmth(draw) for draw in draws], self._prices(len(draws)).after(context)
         regime = self.regimes.setdefault(regime_key(warmths), Regime.new(self.config.offer_width))
         self.cycle = Cycle(regime, prices, warmths)
         if not regime.switch.drafts():
             return None
         looking = self.config.num_reconsider > 0 and regime.looks((prices.step_looking - prices.step) / prices.plain)
-        offsets_RB = np.stack([self.calibrations.setdefault(w, Calibration.blank()).offsets() for w in warmths])
+        calibrations = {w: self.calibrations.setdefault(w, Calibration.blank()) for w in warmths}
         worth = Worth(
             after_N=prices.after_N,
             step=prices.step_looking if looking else prices.step,
             pace=regime.best_pace * len(draws) / prices.plain,
-            offsets_RB=offsets_RB,
+            offsets=[(np.equal(warmths, w), calibration.offsets()) for w, calibration in calibrations.items()],
             child_probs_K=regime.child_probs_K,
             grow_width=self.config.grow_width,
         )
@@ -99,10 +99,13 @@ class Auto:
     def _prices(self, requests: int) -> Prices:
         if requests not in self.prices:
             c, rows = self.config, requests * (self.config.grow_width + self.config.extra_advance)
+            verified_N = requests * np.arange(1, c.max_budget + 2)
             self.prices[requests] = Prices(
-                after_N=self.costs.verify(requests * np.arange(1, c.max_budget + 2), requests),
+                after_N=self.costs.verify(verified_N, requests),
                 start=self.costs.draft_start(requests),
                 step=self.costs.draft_step(rows),
                 step_looking=self.costs.draft_step(rows + requests * c.num_reconsider),
+                context=self.costs.context,
+                further_N=self.costs.verify_further(verified_N, requests),
             )
         return self.prices[requests]

@@ -90,6 +90,12 @@ class Settings:
         changes = (self.penalties, self.logit_bias, self.min_tokens, self.temperature)
         return not self.followers and all(change is None for change in changes)
 
+    @property
+    def narrow(self) -> bool:
+        """Whether some rows' scores may be left with few tokens."""
+        knobs = (self.min_p, self.top_k, self.top_p)
+        return bool(self.followers) or any(knob is not None for knob in knobs)
+
 
 @dataclass(frozen=True, slots=True)
 class SamplerState:

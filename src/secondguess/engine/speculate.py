@@ -79,8 +79,8 @@ class Speculator(Protocol):
 class Policy(Protocol):
     """Decides how the next draft is made."""
 
-    def plan(self, draws: Sequence[Draw]) -> Plan | None:
-        """For the requests of a cycle. None: they are not drafted for."""
+    def plan(self, draws: Sequence[Draw], context: float) -> Plan | None:
+        """For the requests of a cycle, which have ``context`` tokens on average. None: they are not drafted for."""
         ...
 
     def learn(self, tree: DraftTree, verdict: Verdict, seconds: float) -> None:

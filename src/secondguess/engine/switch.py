@@ -2,8 +2,9 @@
 
 Tokens per cycle scatter more than their mean differs between the two ways, so drafting is given up only when even a
 hopeful estimate of it is below plain decoding: one of the last few dozen cycles, where much is lost, or one of the last
-few hundred. It is tried again ever more rarely while it keeps losing. Times are in units of what a plain cycle of that
-batch should take, so that batches of about one size can be compared.
+few hundred. The pause that follows is so long that what was lost is a small share of it: the more drafting loses, the
+more rarely it is tried again. Times are in units of what a plain cycle of that batch should take, so that batches of
+about one size can be compared.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ from dataclasses import dataclass, field
 from math import sqrt
 
 SPREAD = 1.2  # of a cycle's accepted tokens, relative to the root of their mean
-FIRST_TRIAL, TRIAL = 8, 4  # drafted cycles before the verdict
-FIRST_PAUSE, LONGEST_PAUSE = 32, 512  # plain cycles between two trials
+FIRST_TRIAL, TRIAL = 3, 2  # drafted cycles before the verdict
+ALLOWED_LOSS = 0.01  # of the time of the pause that makes up for it
+SHORTEST_PAUSE, LONGEST_PAUSE = 16, 512  # plain cycles between two trials
 FIRST_PEEK, LONGEST_PEEK = 4, 64  # drafted cycles between two plain ones
-SETTLED = 64  # drafted cycles that win make earlier pauses forgotten
+SETTLED = 64  # drafted cycles that win make it news that drafting loses
 SHORT, LONG = 0.97, 0.998  # memories, see ``Ratio.keep``
 
 
@@ -58,8 +60,10 @@ class Switch:
     lasting: Ratio = field(default_factory=lambda: Ratio(1.0, 1.0, 1.0, LONG))  # of drafted cycles
     plain: Ratio = field(default_factory=lambda: Ratio(2.0, 2.0, 2.0, keep=0.9))  # at first as predicted
     trial: int = FIRST_TRIAL  # drafted cycles left before the next verdict
+    lost: float = 0.0  # time, since drafting last had won as much
     pause: int = 0  # plain cycles left
-    next_pause: int = FIRST_PAUSE
+    resuming: bool = False  # after a pause
+    winning: bool = True  # was it, when it was last known; at first that is hoped
     peek: int = FIRST_PEEK  # drafted cycles left before a plain one
     next_peek: int = FIRST_PEEK
 
@@ -82,19 +86,24 @@ class Switch:
         if not drafted:
             self.plain.add(tokens, time)
             return False
+        self.lost = max(0.0, self.lost + time - tokens / self.plain.value)
         memories = self.recent, self.lasting
-        for ratio in memories:
-            ratio.add(tokens, time)
+        if not self.resuming:  # that draft had the whole pause to read
+            for ratio in memories:
+                ratio.add(tokens, time)
+        self.resuming = False
         self.trial = max(0, self.trial - 1)
         if self.trial == 0 and min(hope(ratio, requests) for ratio in memories) < self.plain.value:
             self._give_up()
-            return self.pause == FIRST_PAUSE
+            news, self.winning = self.winning, False
+            return news
         if self.lasting.weight > SETTLED and self.lasting.value > self.plain.value:
-            self.next_pause = FIRST_PAUSE
+            self.winning = True
         return False
 
     def _give_up(self) -> None:
-        self.pause, self.next_pause = self.next_pause, min(2 * self.next_pause, LONGEST_PAUSE)
+        self.pause = round(min(max(self.lost / ALLOWED_LOSS, SHORTEST_PAUSE), LONGEST_PAUSE))
+        self.lost, self.resuming = 0.0, True
         self.trial, self.peek = TRIAL, self.next_peek
         self.recent.doubt(TRIAL)
         self.lasting.doubt(TRIAL)

@@ -10,7 +10,8 @@ R requests, C candidates, F candidates grown next, K offered children, N nodes o
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from torch import Tensor
@@ -27,6 +28,13 @@ class Prices:
     start: float  # for a draft without steps
     step: float
     step_looking: float  # for a step with second looks
+    context: float  # tokens of a request on average
+    further_N: np.ndarray  # what one more of them adds to ``after_N``
+
+    def after(self, context: float) -> Prices:
+        """After so many tokens, if they are more."""
+        more = max(context - self.context, 0.0)
+        return replace(self, after_N=self.after_N + more * self.further_N, context=self.context + more)
 
     @property
     def plain(self) -> float:
@@ -41,7 +49,7 @@ class Worth:
     after_N: np.ndarray
     step: float  # seconds
     pace: float  # tokens per second
-    offsets_RB: np.ndarray  # of the requests' calibrations
+    offsets: Sequence[tuple[np.ndarray, np.ndarray]]  # of each calibration: whose it is, bool [R], and its offsets [B]
     child_probs_K: np.ndarray  # of what a node offers on average
     grow_width: int
     num_steps: int = 0  # taken
@@ -51,38 +59,46 @@ class Worth:
     def goes_on(self, pool: Candidates) -> bool:
         """Whether one step more is worth its seconds, if the next nodes offer what nodes offer on average."""
         scores_RC = host(pool.scores_RC)
-        if self.num_steps == 0:
+        if self.root_probs_K is None:
             self.root_probs_K = np.exp(host(pool.logps_RC)[:, 1:]).mean(0)
         fresh_RC = np.where(host(pool.fresh_RC), scores_RC, -np.inf)
-        frontier_RF = descending(fresh_RC)[:, : self.grow_width]
-        children_RC = (frontier_RF[..., None] + np.log(np.maximum(self.child_probs_K, 1e-9))).reshape(
-            len(scores_RC), -1
-        )
-        gain = self.values(np.concatenate((scores_RC, children_RC), 1)).max() - self.values(scores_RC).max()
-        more = bool(gain > self.pace * self.step)
+        frontier_RF1 = largest(fresh_RC, self.grow_width)[..., None]
+        children_RC = (frontier_RF1 + np.log(np.maximum(self.child_probs_K, 1e-9))).reshape(len(scores_RC), -1)
+        now_RN = self.best(scores_RC)
+        then_RN = largest(np.concatenate((now_RN, children_RC), 1), self.most)
+        more = bool(self.values(then_RN).max() - self.values(now_RN).max() > self.pace * self.step)
         self.num_steps += more
         return more
 
     def budgets(self, pool: Candidates) -> list[int]:
-        self.num_nodes = int(self.values(host(pool.scores_RC)).argmax())
+        self.num_nodes = int(self.values(self.best(host(pool.scores_RC))).argmax())
         return [self.num_nodes] * len(pool.scores_RC)
 
-    def values(self, scores_RC: np.ndarray) -> np.ndarray:
-        """[N]: expected accepted tokens of all trees with so many nodes each, less their price in tokens.
+    @property
+    def most(self) -> int:
+        """Nodes that a tree may have."""
+        return len(self.after_N) - 1
+
+    def best(self, scores_RC: np.ndarray) -> np.ndarray:
+        """The path scores of the best nodes, as many as a tree may have."""
+        return largest(scores_RC[:, 1:], self.most)  # without the roots
+
+    def values(self, best_RN: np.ndarray) -> np.ndarray:
+        """Expected accepted tokens of all trees with 0, 1, ... of the best nodes each, less their price in tokens.
 
         The best nodes of a tree have the largest path scores, and a node is accepted with its path's probability.
         """
-        rows = zip(scores_RC[:, 1:], self.offsets_RB, strict=True)  # without the roots
-        probs_RC = np.stack([probability(scores_C, offsets_B) for scores_C, offsets_B in rows])
-        best_N = descending(probs_RC).sum(0)[: len(self.after_N) - 1]
-        expected_N = np.zeros(len(self.after_N))
-        expected_N[1 : len(best_N) + 1] = best_N.cumsum()
-        expected_N[len(best_N) + 1 :] = best_N.sum()
-        return expected_N - self.pace * self.after_N
+        values = -self.pace * self.after_N[: 1 + best_RN.shape[1]]
+        each = (probability(best_RN[is_R], offsets_B).sum(0) for is_R, offsets_B in self.offsets)
+        values[1:] += sum(each, np.zeros(best_RN.shape[1])).cumsum()
+        return values
 
 
-def descending(x_RC: np.ndarray) -> np.ndarray:
-    return -np.sort(-x_RC, 1)
+def largest(x_RC: np.ndarray, count: int) -> np.ndarray:
+    """The ``count`` largest of each row, or all there are, in descending order."""
+    if count < x_RC.shape[1]:
+        x_RC = np.partition(x_RC, -count, 1)[:, -count:]
+    return np.sort(x_RC, 1)[:, ::-1]
 
 
 def host(x: Tensor) -> np.ndarray:

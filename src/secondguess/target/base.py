@@ -42,6 +42,11 @@ class Target(Protocol):
         ...
 
     @property
+    def forward_id(self) -> str:
+        """Names the code that runs the layers: what it writes may part at a near-tie from what another writes."""
+        ...
+
+    @property
     def embedding(self) -> Tensor:
         """[V, H], the stored weights. Gemma 3 multiplies a looked-up row by sqrt(H); this is the unscaled row."""
         ...

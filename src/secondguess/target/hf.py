@@ -81,7 +81,7 @@ class HFTarget:
 
     @property
     def forward_id(self) -> str:
-        """Names the code that runs the layers: what it writes may part at a near-tie from what another writes."""
+        """See ``Target.forward_id``."""
         decoder = type(self._body.decoder).__name__
         return f"{decoder} {sources_digest()}" if isinstance(self._body.decoder, NativeDecoder) else decoder
 
