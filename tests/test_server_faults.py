@@ -634,6 +634,37 @@ def test_the_official_client(llm: LLM, text: str) -> None:
     assert_idle(llm, service)
 
 
+def test_the_official_client_gets_what_it_asks_for(llm: LLM, text: str) -> None:
+    openai = pytest.importorskip("openai")
+    service, app = service_of(llm)
+    with listening(app) as url:
+        client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+        same = {"model": "tiny", "prompt": "hello", "max_tokens": 24, "extra_body": {"ignore_eos": True}}
+        stop = text[9:12]
+        cut = client.completions.create(**same, seed=7, stop=[stop]).choices[0]
+        assert (cut.text, cut.finish_reason) == (text[: text.find(stop)], "stop")
+        once, again = (client.completions.create(**same, seed=7).choices[0].text for _ in range(2))
+        assert once == again == text != client.completions.create(**same, seed=8).choices[0].text
+        parts = list(client.completions.create(**same, seed=7, stream=True))
+        assert "".join(part.choices[0].text for part in parts) == text
+        assert parts[-1].choices[0].finish_reason == "length"
+    assert_idle(llm, service)
+
+
+def test_tools_of_the_official_client_reach_the_template(llm: LLM, monkeypatch) -> None:
+    openai = pytest.importorskip("openai")
+    template = "{% for tool in tools or [] %}{{ tool.function.name }}{% endfor %} {{ messages[0].content }}"
+    monkeypatch.setattr(llm.target.tokenizer, "chat_template", template)
+    service, app = service_of(llm)
+    with listening(app) as url:
+        client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+        same = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
+        tool = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+        counts = [client.chat.completions.create(**same, **t).usage.prompt_tokens for t in ({}, {"tools": [tool]})]
+    assert counts[1] - counts[0] == len("weather")
+    assert_idle(llm, service)
+
+
 # The command
 
 
