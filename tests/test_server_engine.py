@@ -534,7 +534,7 @@ def test_a_text_that_leaves_its_grammar_ends_alone(menu: LLM, plain: LLM, lost_a
     params = SamplingParams(seed=5, max_tokens=64)
     bad, good = (Request((4, 5), params, grammar=Alternating(30, at)) for at in (lost_at, 1000))
 
-    async def both() -> list[Output | BaseException]:
+    async def both() -> tuple[Output | BaseException, Output | BaseException]:
         return await asyncio.gather(read(menu, bad), read(menu, good), return_exceptions=True)
 
     lost, kept = asyncio.run(both())
