@@ -13,25 +13,31 @@ import json
 import os
 import re
 import shlex
+import shutil
+import signal
 import subprocess
 import sys
 import time
 import venv
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
+from threading import Timer
 from typing import Any, TextIO
 
 import lm_eval_task
 from serving import Served, server
 
 from secondguess.commands.record import make_record, write_json
+from secondguess.errors import install
 
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "runs" / "clients"
 CACHE = Path(os.environ.get("SECONDGUESS_CACHE", Path.home() / ".cache" / "secondguess")) / "clients"
 TARGET = os.environ.get("TARGET", "smollm2-135m")
 TREE = ("--budget", "3", "--num-steps", "3")  # what pays on two cores
+LIMIT_S = 3600.0  # of a command, which is then killed
 DRAFTED = {"speculation": {"method": "pr"}}  # whether it pays or not
 
 
@@ -192,35 +198,47 @@ def save_tokenizer() -> Path:
 
 
 def run(name: str, tokenizer: Path, scale: Scale) -> bool:
-    """Whether all went well. What was found goes to OUT."""
+    """Whether all went well. What was found goes to OUT, where nothing of an earlier run is left."""
     client, folder, record = CLIENTS[name], OUT / name, make_record() | {"command": shlex.join(sys.argv)}
-    folder.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
     programs, started = environment(name, client), time.monotonic()
     row: Found = {"client": name, "version": version_of(client, programs), "server": [*TREE, *client.server]}
-    with server(TARGET, row["server"], folder / "server.log") as served, (folder / "log").open("w") as log:
-        commands = client.commands(Call(served, tokenizer, folder, scale))
-        row["commands"] = [shlex.join(command).replace(str(ROOT), ".") for command in commands]
-        row["exit_codes"] = [execute(programs, command, folder, log) for command in commands]
-    row["seconds"] = round(time.monotonic() - started, 1)
+    row |= {"commands": [], "exit_codes": [], "error": None}
     try:
-        row |= {"error": None, **client.found(folder)}
-    except (SystemExit, OSError, LookupError, ValueError) as error:  # it said no, or did not write what it should
+        with server(TARGET, row["server"], folder / "server.log") as served, (folder / "log").open("w") as log:
+            for command in client.commands(Call(served, tokenizer, folder, scale)):
+                row["commands"].append(shlex.join(command).replace(str(ROOT), "."))
+                row["exit_codes"].append(execute(programs, command, folder, log))
+        row |= client.found(folder)
+        if any(row["exit_codes"]):
+            raise SystemExit(f"{name}: exit codes {row['exit_codes']}")
+    # It said no, or did not write what it should; or the server did not start, or not end well.
+    except (SystemExit, OSError, LookupError, ValueError) as error:
         row["error"] = f"{type(error).__name__}: {error}"
         print(row["error"])
+    row["seconds"] = round(time.monotonic() - started, 1)
     write_json(OUT / f"{name}.json", record, "rows", [row])
-    return not any(row["exit_codes"]) and row["error"] is None
+    return row["error"] is None
 
 
 def execute(programs: Path, command: list[str], folder: Path, log: TextIO) -> int:
     """The exit code of a command that runs in ``folder``. What it prints goes to the log, too."""
     print("$", shlex.join(command), flush=True)
-    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    process = subprocess.Popen([str(programs / command[0]), *command[1:]], cwd=folder, **streams)
+    how = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "start_new_session": True}
+    process = subprocess.Popen([str(programs / command[0]), *command[1:]], cwd=folder, **how)
+    end = Timer(LIMIT_S, os.killpg, (process.pid, signal.SIGKILL))  # its children, too: they hold the pipe
+    end.start()
     assert process.stdout
-    for line in process.stdout:
-        print(line, end="", flush=True)
-        log.write(line)
-    return process.wait()
+    try:
+        for line in process.stdout:
+            print(line, end="", flush=True)
+            log.write(line)
+        return process.wait()
+    finally:
+        end.cancel()
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def main(argv: list[str]) -> int:
@@ -230,6 +248,8 @@ def main(argv: list[str]) -> int:
     args = parser.parse_args(argv)
     if unknown := {*args.names} - {*CLIENTS}:
         parser.error(f"no client {min(unknown)!r}: there are {', '.join(CLIENTS)}")
+    if find_spec("xgrammar") is None:
+        parser.error(f"clients ask for grammars, too: {install('grammar')}")
     OUT.mkdir(parents=True, exist_ok=True)
     tokenizer = save_tokenizer()
     done = {name: run(name, tokenizer, QUICK if args.quick else FULL) for name in args.names or CLIENTS}

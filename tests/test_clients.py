@@ -5,9 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import signal
+import subprocess
 import sys
 from argparse import Namespace
+from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -20,7 +24,10 @@ pytest.importorskip("httpx")
 pytest.importorskip("uvicorn")
 pytest.importorskip("openai")
 
+import httpx
+
 from docs_commands import ROOT
+from ports import free_port
 from secondguess import LLM, TreeConfig
 from secondguess.server.app import make_app
 from secondguess.server.service import Service
@@ -57,46 +64,85 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_a_server_is_soaked(script: Any, url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "soak.json"
-    assert script("soak").main([url, "--minutes", "0.06", "--users", "6", "--json", str(file)]) == 0
+    assert script("soak").main([url, "--minutes", "0.1", "--users", "6", "--json", str(file)]) == 0
     found = json.loads(file.read_text())["rows"][0]
-    assert found["counts"]["finished"] > 0
-    assert found["counts"]["cancelled"] > 0
-    assert found["server"]["generation_tokens_total"] >= found["counts"]["tokens"] > 0
+    assert found["unruly"]["counts"]["finished"] > 0
+    assert found["unruly"]["counts"]["cancelled"] > 0
+    for name in script("soak").SUMS:
+        assert found["counted"]["server"][name] == found["counted"]["counts"][name] > 0
     assert found["complaints"] == []
     assert "all well" in capsys.readouterr().out
 
 
+def test_users_ask_for_all_there_is(script: Any) -> None:
+    soak, rng = script("soak"), random.Random(0)
+    asked = [soak.question(rng, soak.Users(cancel=True, rule=True)) for _ in range(300)]
+    fields = {name for _, body in asked for name in body}
+    wanted = {"n", "stop", "logprobs", "presence_penalty", "repetition_penalty", "structured_outputs", "stream"}
+    assert wanted <= fields
+    assert {(path, "stream" in body) for path, body in asked} == {
+        (path, stream) for path in ("/v1/chat/completions", "/v1/completions") for stream in (True, False)
+    }
+
+
+def test_a_server_that_dies_is_a_complaint(script: Any) -> None:
+    soak, counts = script("soak"), Counter[str]()
+
+    async def ask() -> None:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{free_port()}") as client:
+            await soak.one(client, random.Random(0), soak.Users(cancel=False, rule=False), counts)
+
+    asyncio.run(ask())
+    part = {"counts": dict(counts), "left": {}}
+    assert "ConnectError" in "; ".join(soak.faults(part))
+
+
+TOLD = {
+    "generation_tokens_total": 500,
+    "spec_decode_num_drafts_total": 100,
+    "spec_decode_num_draft_tokens_total": 300,
+    "spec_decode_num_accepted_tokens_total": 90,
+}
 GOOD: dict[str, Any] = {
     "minutes": 20.0,
     "users": 8,
-    "counts": {"finished": 70, "cancelled": 30, "tokens": 5000, "errors in streams": 0},
-    "server": {
-        "request_success_total stop": 20,
-        "request_success_total length": 52,
-        "request_success_total abort": 28,
-        "generation_tokens_total": 5400,
+    "unruly": {
+        "counts": {"asked": 100, "finished": 70, "cancelled": 30},
+        "server": {
+            "request_success_total stop": 20,
+            "request_success_total length": 52,
+            "request_success_total abort": 27,
+        },
+        "left": {"num_requests_running": 0.0, "num_requests_waiting": 0.0, "kv_cache_usage_perc": 0.0},
     },
-    "left": {"num_requests_running": 0.0, "num_requests_waiting": 0.0, "kv_cache_usage_perc": 0.0},
+    "counted": {
+        "counts": {"asked": 10, "finished": 10, **TOLD},
+        "server": {"request_success_total length": 10, **TOLD},
+        "left": {"num_requests_running": 0.0},
+    },
     "memory_mib": [],
 }
 
 
 @pytest.mark.parametrize(
-    ("part", "changes", "said"),
+    ("part", "place", "changes", "said"),
     [
-        ("counts", {}, ""),
-        ("counts", {"status 500": 1}, "status 500: 1"),
-        ("counts", {"errors in streams": 2}, "errors in streams: 2"),
-        ("counts", {"cut off": 1}, "cut off: 1"),
-        ("counts", {"finished": 71}, "the server counts 72 ended and 28 dropped, we 71 of 101"),
-        ("server", {"request_success_total abort": 29}, "72 ended and 29 dropped"),
-        ("server", {"generation_tokens_total": 4999}, "fewer tokens than it sent"),
-        ("left", {"num_requests_running": 1.0}, "num_requests_running is 1 after the end"),
-        ("left", {"kv_cache_usage_perc": 0.1}, "kv_cache_usage_perc is 0.1"),
+        ("unruly", "counts", {}, ""),
+        ("unruly", "counts", {"error Fault status 500": 1}, "status 500: 1"),
+        ("counted", "counts", {"error Fault cut off": 1}, "cut off: 1"),
+        ("unruly", "counts", {"finished": 73}, "72 ended, 27 dropped and 0 failed, we 73 of 100"),
+        ("unruly", "server", {"request_success_total abort": 29}, "72 ended, 29 dropped"),
+        ("unruly", "server", {"request_success_total error": 1}, "1 failed"),
+        ("unruly", "left", {"num_requests_running": 1.0}, "num_requests_running is 1 after the end"),
+        ("counted", "left", {"kv_cache_usage_perc": 0.1}, "kv_cache_usage_perc is 0.1"),
+        ("counted", "server", {"generation_tokens_total": 499}, "generation_tokens_total is 499, and we got 500"),
+        ("counted", "server", {"spec_decode_num_drafts_total": 101}, "drafts_total is 101, and we got 100"),
+        ("counted", "server", {"request_success_total abort": 1}, "nobody left, but the server counts 10 ended and 1"),
     ],
 )
-def test_what_a_soak_complains_of(script: Any, part: str, changes: dict[str, float], said: str) -> None:
-    wrong = script("soak").complaints(GOOD | {part: GOOD[part] | changes})
+def test_what_a_soak_complains_of(script: Any, part: str, place: str, changes: dict[str, float], said: str) -> None:
+    changed = GOOD | {part: GOOD[part] | {place: GOOD[part][place] | changes}}
+    wrong = script("soak").complaints(changed)
     assert said in "; ".join(wrong)
     assert bool(wrong) == bool(said)
 
@@ -210,6 +256,56 @@ def test_unknown_clients_are_named(script: Any, capsys: pytest.CaptureFixture[st
     with pytest.raises(SystemExit):
         script("clients").main(["nobody"])
     assert "no client 'nobody': there are schemathesis, guidellm" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("code", "served_well", "said"),
+    [(0, True, None), (3, True, "exit codes [3]"), (0, False, "the server ended with an error")],
+)
+def test_a_record_says_what_failed_and_holds_nothing_old(
+    script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, served_well: bool, said: str | None
+) -> None:
+    clients = script("clients")
+
+    @contextmanager
+    def server(*_: Any) -> Iterator[Any]:
+        yield clients.Served("http://nowhere", 0)
+        if not served_well:
+            raise SystemExit("the server ended with an error: see its log")
+
+    write = f"import pathlib, sys; pathlib.Path('new').touch(); sys.exit({code})"
+    client = clients.Client(
+        (), lambda _: [["python", "-c", write]], lambda f: {"files": sorted(p.name for p in f.iterdir())}
+    )
+    monkeypatch.setattr(clients, "server", server)
+    monkeypatch.setattr(clients, "OUT", tmp_path)
+    monkeypatch.setitem(clients.CLIENTS, "ours", client)
+    (tmp_path / "ours").mkdir()
+    (tmp_path / "ours" / "old").touch()
+    assert clients.run("ours", tmp_path, clients.QUICK) == (said is None)
+    row = json.loads((tmp_path / "ours.json").read_text())["rows"][0]
+    assert row["exit_codes"] == [code]
+    assert (row["error"] is None) == (said is None)
+    assert said is None or said in row["error"]
+    assert row.get("files", ["log", "new"]) == ["log", "new"]
+
+
+def test_a_command_that_hangs_is_ended(script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clients = script("clients")
+    monkeypatch.setattr(clients, "LIMIT_S", 0.5)
+    child = "import subprocess; subprocess.run(['sleep', '60'])"
+    with (tmp_path / "log").open("w") as log:
+        assert clients.execute(Path(sys.executable).parent, ["python", "-c", child], tmp_path, log) == -signal.SIGKILL
+
+
+def test_a_server_that_does_not_end_is_killed(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    serving = script("serving")
+    monkeypatch.setattr(serving, "PATIENCE_S", 0.2)
+    stubborn = "import signal, time; signal.signal(15, signal.SIG_IGN); print(flush=True); time.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", stubborn], stdout=subprocess.PIPE) as process:
+        assert process.stdout
+        process.stdout.readline()
+        assert serving.end(process) == -signal.SIGKILL
 
 
 def test_programs_of_our_own_run_in_our_environment(script: Any) -> None:

@@ -8,6 +8,7 @@ import json
 import logging
 import re
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Mapping
 from functools import partial
@@ -27,6 +28,7 @@ from secondguess.server.app import make_app
 from secondguess.server.scores import by_text, token_bytes
 from secondguess.server.service import Service
 from secondguess.server.settings import Settings
+from secondguess.server.shape import Shape
 from secondguess.types import Output, Request, Speculation, TokenLogprobs
 
 TREE = TreeConfig(budget=12, num_steps=4, grow_width=3, offer_width=3)
@@ -416,7 +418,8 @@ def nested(depth: int) -> list[Any]:
         ({"max_tokens": 0}, "max_tokens", "greater than or equal to 1"),
         ({"max_tokens": 10**6}, "max_tokens", "room for 256"),
         ({"min_tokens": 30}, "min_tokens", "between 0 and max_tokens"),
-        ({"seed": -1}, "seed", "greater than or equal to 0"),
+        ({"seed": 2**63}, "seed", "less than"),
+        ({"x" * 1000: 1}, "x" * 100, "unknown or unsupported"),
         ({"n": 0}, "n", "greater than or equal to 1"),
         ({"stop": [3]}, "stop.0", "valid string"),
         ({"stop": [""]}, "stop", "must not be empty"),
@@ -452,7 +455,9 @@ def test_what_is_wrong_is_named(app: FastAPI, changes: dict[str, Any], param: st
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "less than or equal to 20"),
         ({"max_completion_tokens": 3}, "max_tokens", "differ"),
         ({"tool_choice": "required"}, "tool_choice", "'none' or 'auto'"),
-        ({"chat_template_kwargs": {"chat_template": "x"}}, "messages", "no variable"),
+        ({"chat_template_kwargs": {"chat_template": "x"}}, "chat_template_kwargs", "no variable"),
+        ({"max_tokens": None, "max_completion_tokens": 300}, "max_completion_tokens", "room for 256"),
+        ({"n": 128, "max_tokens": 10**6}, "max_tokens", "room for 256"),
         ({"echo": True}, "echo", "unknown or unsupported"),
         ({"response_format": {"type": "yaml"}}, "response_format.type", "'text'"),
         (
@@ -481,20 +486,70 @@ def test_half_a_character_is_refused(app: FastAPI) -> None:
 @pytest.mark.parametrize(
     ("changes", "param", "said"),
     [
-        ({"prompt": None}, "prompt", "valid"),
+        ({"prompt": None}, "prompt", "required"),
+        ({"prompt": 3}, "prompt", "valid string"),
         ({"prompt": ""}, "prompt", "empty"),
         ({"prompt": []}, "prompt", "empty"),
         ({"prompt": [[]]}, "prompt", "empty"),
-        ({"prompt": [1, "a"]}, "prompt.0", "valid"),
+        ({"prompt": [1, "a"]}, "prompt.1", "valid integer"),
+        ({"prompt": ["a", 1]}, "prompt.1", "valid string"),
+        ({"prompt": [[1], [2, "a"]]}, "prompt.1.1", "valid integer"),
         ({"prompt": [999]}, "prompt", "outside the target's vocabulary"),
-        ({"prompt": [-1]}, "prompt.0", "valid"),
-        ({"prompt": ["a"] * 300}, "n", "room for"),
+        ({"prompt": [-1]}, "prompt.0", "greater than or equal to 0"),
+        ({"prompt": ["a"] * 300}, "prompt", "room for"),
         ({"echo": True, "logprobs": 1, "stream": True}, "logprobs", "do not stream"),
         ({"messages": CHAT["messages"]}, "messages", "unknown or unsupported"),
     ],
 )
 def test_what_is_wrong_with_a_completion(app: FastAPI, changes: dict[str, Any], param: str, said: str) -> None:
     assert_refused(post(app, "/v1/completions", TEXT | changes), 400, param, said)
+
+
+@pytest.mark.parametrize(
+    ("path", "wrong", "param"),
+    [
+        ("/v1/completions", {"prompt": [0.5] * 500_000}, "prompt.0"),
+        ("/v1/completions", {"stop": [3] * 500_000}, "stop.0"),
+        ("/v1/completions", {"logit_bias": {str(i): "x" for i in range(200_000)}}, "logit_bias"),
+        ("/v1/completions", {"x" * 3_000_000: 1}, "x" * 100),
+        ("/v1/chat/completions", {"messages": [{"role": "x"}] * 100_000}, "messages.0.role"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": [3] * 500_000}]}, "messages.0.content.0"),
+        ("/v1/chat/completions", {"tools": [3] * 500_000}, "tools.0"),
+    ],
+)
+def test_a_body_of_faults_holds_nobody_up(app: FastAPI, path: str, wrong: dict[str, Any], param: str) -> None:
+    """It stops at the first one. The times are this thread's own."""
+    content = json.dumps((CHAT if "chat" in path else TEXT) | wrong)
+    started = time.thread_time()
+    response = send(app, "POST", path, content=content, headers={"content-type": "application/json"})
+    assert time.thread_time() - started < 0.7
+    assert_refused(response, 400, param, "")
+
+
+@pytest.mark.parametrize(("template", "param"), [("tools", "tools"), ("mood", "chat_template_kwargs")])
+def test_what_a_template_does_not_take_is_named(app: FastAPI, llm: LLM, monkeypatch, template: str, param: str) -> None:
+    refusing = f"{{% if {template} %}}{{{{ raise_exception('no') }}}}{{% endif %}}x"
+    monkeypatch.setattr(llm.target.tokenizer, "chat_template", refusing)
+    tool = {"type": "function", "function": {"name": "f"}}
+    body = CHAT | {"tools": [tool], "chat_template_kwargs": {"mood": "fine"}}
+    assert_refused(post(app, "/v1/chat/completions", body), 400, param, "does not take this conversation")
+
+
+def test_nulls_stand_for_what_is_not_given(app: FastAPI) -> None:
+    nulls = dict.fromkeys(("best_of", "suffix", "audio", "top_p", "stop", "logit_bias"))
+    assert complete(app, **nulls)["choices"] == complete(app)["choices"]
+    user = {"role": "user", "content": "hello", "annotations": None, "refusal": None}
+    assert chat(app, messages=[user])["choices"] == chat(app)["choices"]
+
+
+def test_any_whole_number_of_64_bits_is_a_seed(app: FastAPI) -> None:
+    one = complete(app, seed=-1)
+    assert one["metrics"]["seed"] == 2**63 - 1
+    assert complete(app, seed=2**63 - 1)["choices"] == one["choices"] != complete(app, seed=1)["choices"]
+
+
+def test_without_a_limit_a_completion_fits_into_the_room_that_there_is(app: FastAPI) -> None:
+    assert complete(app, prompt="x" * 250, max_tokens=None)["usage"]["completion_tokens"] == 6
 
 
 def test_more_prompts_than_there_is_room_for_are_not_even_read(app: FastAPI, llm: LLM, monkeypatch) -> None:
@@ -620,11 +675,15 @@ def test_nothing_is_tokenized_in_the_event_loop(app: FastAPI, llm: LLM, monkeypa
     assert post(app, "/detokenize", {"tokens": [70, 71]}).status_code == 200
     assert post(app, "/tokenize", {"prompt": "ab", "return_token_strs": True}).status_code == 200
     assert len(names) == 3
+    with monkeypatch.context() as patch:
+        patch.setattr(Shape, "whole", lambda *_: {"in": threading.current_thread().name})
+        names.append(complete(app, logprobs=2)["in"])
     assert all(name.startswith("secondguess-reader") for name in names)
 
 
 def test_the_schema_can_be_read(app: FastAPI) -> None:
     schema = get(app, "/openapi.json").json()
+    assert get(app, "/docs").status_code == get(app, "/redoc").status_code == 404, "they would load foreign scripts"
     body = schema["components"]["schemas"]["ChatBody"]
     assert body["additionalProperties"] is False
     assert set(schema["paths"]["/v1/completions"]["post"]["responses"]) == {"200", "4XX", "5XX"}
@@ -663,6 +722,7 @@ def test_totals_are_the_sum_of_the_requests(app: FastAPI) -> None:
             total = sum(m["by_level"][level][mine] for m in ours)
             assert grown[f"spec_decode_num_{theirs}_tokens_total {level}"] == total
     deepest = max(i for m in ours for i, count in enumerate(m["acceptance_histogram"]) if count)
+    assert len([name for name in after if "per_pos" in name]) == TREE.num_steps > deepest > 0, "all there are, from 0"
     for position in range(deepest):
         total = sum(sum(m["acceptance_histogram"][position + 1 :]) for m in ours)
         assert grown[f"spec_decode_num_accepted_tokens_per_pos_total {position}"] == total

@@ -6,9 +6,11 @@ import asyncio
 import logging
 import random
 import threading
+import time
 from collections import Counter
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -20,6 +22,7 @@ from secondguess.engine.cycle import Engine
 from secondguess.engine.scheduler import Scheduler
 from secondguess.engine.slots import SlotCache
 from secondguess.engine.thread import run, submit
+from secondguess.grammar import CompiledGrammar, Matcher
 from secondguess.prompts import Chat, encode
 from secondguess.target.base import causal_rows
 from secondguess.testing import tiny_drafter, tiny_target
@@ -494,8 +497,8 @@ class Turns:
     text: list[int]
 
     @property
-    def failed(self) -> bool:
-        return len(self.text) >= self.lost_at
+    def fault(self) -> Exception | None:
+        return UserError("lost", "grammar") if len(self.text) >= self.lost_at else None
 
     def allowed(self) -> torch.Tensor | None:
         if len(self.text) > self.length:
@@ -530,11 +533,70 @@ def test_a_grammar_is_followed_whatever_was_drafted(menu: LLM, plain: LLM, tempe
 def test_a_text_that_leaves_its_grammar_ends_alone(menu: LLM, plain: LLM, lost_at: int) -> None:
     params = SamplingParams(seed=5, max_tokens=64)
     bad, good = (Request((4, 5), params, grammar=Alternating(30, at)) for at in (lost_at, 1000))
-    lost, kept = answers(menu, [bad, good])
-    assert (lost.finish_reason, kept.finish_reason) == ("abort", "stop")
+
+    async def both() -> tuple[Output | BaseException, Output | BaseException]:
+        return await asyncio.gather(read(menu, bad), read(menu, good), return_exceptions=True)
+
+    lost, kept = asyncio.run(both())
+    assert isinstance(lost, UserError)
+    assert isinstance(kept, Output)
+    assert (str(lost), kept.finish_reason) == ("lost", "stop")
     assert kept.token_ids == answers(plain, [good])[0].token_ids
     submit(int).result()
     assert menu.load.num_running == 0
+
+
+class SlowMatcher:
+    """Stands in for xgrammar's. Takes so much of the thread's time for the tokens, one after the other."""
+
+    def __init__(self, seconds: list[float]) -> None:
+        self.seconds = seconds
+
+    def fill_next_token_bitmask(self, bits_1W: torch.Tensor) -> None:
+        bits_1W.fill_(-1)
+
+    def accept_token(self, token: int) -> bool:
+        end = time.thread_time() + self.seconds.pop(0)
+        while time.thread_time() < end:
+            pass
+        return token > 0
+
+    def is_terminated(self) -> bool:
+        return False
+
+
+def followed(seconds: list[float]) -> Matcher:
+    library = SimpleNamespace(GrammarMatcher=SlowMatcher, allocate_token_bitmask=lambda *_: torch.zeros(1, 2).int())
+    return CompiledGrammar(library, list(seconds), vocab_size=40, field="structured_outputs").start()  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "num_taken"),
+    [
+        ([0, 0.06, 0, 0.06, 0, 0.06, 0], 7),  # one hiccup after the other
+        ([0, 0.06, 0.06, 0, 0], 3),
+        ([0, 0.15, 0, 0], 2),
+    ],
+)
+def test_a_grammar_that_holds_up_the_others_ends_its_text(seconds: list[float], num_taken: int) -> None:
+    matcher, taken = followed(seconds), 0
+    for _ in seconds:
+        allowed_V = matcher.allowed()
+        taken += allowed_V is not None and bool(allowed_V.all())
+        matcher.accept(7)
+    assert taken == num_taken
+    assert (matcher.fault is None) == (num_taken == len(seconds))
+    if matcher.fault:
+        assert "more than 50 ms" in str(matcher.fault)
+        assert isinstance(matcher.fault, UserError)
+        assert matcher.fault.field == "structured_outputs"
+
+
+def test_a_token_that_its_grammar_does_not_allow_is_our_fault() -> None:
+    matcher = followed([0])
+    matcher.accept(0)
+    assert isinstance(matcher.fault, RuntimeError)
+    assert matcher.allowed() is None
 
 
 # Conversations

@@ -35,7 +35,7 @@ from secondguess.engine.thread import run, submit
 from secondguess.server import information, replies
 from secondguess.server import service as service_module
 from secondguess.server.app import make_app
-from secondguess.server.listen import Server
+from secondguess.server.listen import Server, url_of
 from secondguess.server.service import Service
 from secondguess.server.settings import Settings
 from secondguess.server.shape import CompletionShape
@@ -182,6 +182,79 @@ def test_reading_and_answering_have_one_deadline(llm: LLM, monkeypatch) -> None:
     assert (response.status_code, response.json()["error"]["code"]) == (504, "timeout")
     assert seconds < 1.3
     assert_idle(llm, service)
+
+
+@pytest.mark.parametrize("part", [b"", b"{"])
+def test_a_body_that_does_not_come(llm: LLM, part: bytes) -> None:
+    service, app = service_of(llm, request_timeout=0.2)
+    parts, sent = [part], []
+
+    async def receive() -> Message:
+        if not parts:
+            await asyncio.sleep(3600)
+        return {"type": "http.request", "body": parts.pop(), "more_body": True}
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    asyncio.run(asyncio.wait_for(app(dict(SCOPE), receive, send), 20))
+    assert sent[0]["status"] == 408
+    assert "longer than 0.2 s" in json.loads(sent[1]["body"])["error"]["message"]
+    assert_idle(llm, service)
+
+
+def test_texts_to_tokenize_wait_in_a_bounded_queue(llm: LLM, monkeypatch) -> None:
+    service, app = service_of(llm, max_queue=1)
+    encode, gate = llm.encode, threading.Event()
+    monkeypatch.setattr(llm, "encode", lambda prompt: gate.wait(20) and encode(prompt))
+
+    async def crowd() -> list[httpx.Response]:
+        async with client_of(app) as client:
+            tasks = [asyncio.create_task(client.post("/tokenize", json={"prompt": "hello"})) for _ in range(5)]
+            await until(lambda: sum(task.done() for task in tasks) == 2)
+            gate.set()
+            return await asyncio.gather(*tasks)
+
+    assert sorted(r.status_code for r in asyncio.run(crowd())) == [200, 200, 200, 429, 429]
+    assert service.num_texts == 0
+
+
+def test_one_probe_is_for_all_who_ask(llm: LLM, monkeypatch) -> None:
+    _, app = service_of(llm)
+    started, start = [], llm.start
+    monkeypatch.setattr(llm, "start", lambda *given: started.append(given) or start(*given))
+
+    async def ask() -> list[int]:
+        async with client_of(app) as client:
+            with engine_held():
+                tasks = [asyncio.create_task(client.get("/health_generate")) for _ in range(4)]
+                await until(lambda: len(started) == 1)
+                await asyncio.sleep(0.05)
+                tasks[0].cancel()
+            return [(await task).status_code for task in tasks[1:]]
+
+    assert asyncio.run(ask()) == [200] * 3
+    assert len(started) == 1
+
+
+def test_latencies_begin_when_a_request_arrives(llm: LLM, monkeypatch) -> None:
+    service, app = service_of(llm)
+    encode = llm.encode
+    monkeypatch.setattr(llm, "encode", lambda prompt: time.sleep(0.4) or encode(prompt))
+
+    async def ask() -> None:
+        async with client_of(app) as client:
+            assert (await client.post("/v1/completions", json=TEXT)).status_code == 200
+
+    asyncio.run(ask())
+    for name in ("time_to_first_token", "e2e_request_latency"):
+        seconds = re.findall(rf"{name}_seconds_sum\S+ (\S+)", service.metrics.page().decode())
+        assert float(seconds[0]) >= 0.4
+
+
+def test_addresses_as_a_browser_takes_them() -> None:
+    assert url_of("::1", 8000) == "http://[::1]:8000"
+    assert url_of("127.0.0.1", 80) == "http://127.0.0.1:80"
 
 
 def test_requests_that_are_still_read_have_a_place(llm: LLM, text: str, monkeypatch) -> None:
@@ -368,6 +441,7 @@ def test_a_client_that_does_not_read_holds_no_slot_and_a_place_until_the_deadlin
 
 
 def test_a_fault_of_the_engine_is_a_500_and_the_next_request_is_well(llm: LLM, text: str, monkeypatch) -> None:
+    """The counts tell it from clients that left."""
     service, app = service_of(llm)
     forward = llm.target.forward
 
@@ -387,6 +461,10 @@ def test_a_fault_of_the_engine_is_a_500_and_the_next_request_is_well(llm: LLM, t
     assert response.json()["error"]["type"] == "server_error"
     assert "secret detail" not in response.text
     assert asyncio.run(ask()).json()["choices"][0]["text"] == text
+    counts = dict(
+        re.findall(r'request_success_total\{finished_reason="(\w+)",\S+ (\S+)', service.metrics.page().decode())
+    )
+    assert counts == {"error": "1.0", "length": "1.0"}
     assert_idle(llm, service)
 
 
@@ -553,6 +631,37 @@ def test_the_official_client(llm: LLM, text: str) -> None:
             client.with_options(api_key="wrong").models.list()
         with pytest.raises(openai.NotFoundError):
             client.chat.completions.create(**same | {"model": "gpt"})
+    assert_idle(llm, service)
+
+
+def test_the_official_client_gets_what_it_asks_for(llm: LLM, text: str) -> None:
+    openai = pytest.importorskip("openai")
+    service, app = service_of(llm)
+    with listening(app) as url:
+        client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+        same = {"model": "tiny", "prompt": "hello", "max_tokens": 24, "extra_body": {"ignore_eos": True}}
+        stop = text[9:12]
+        cut = client.completions.create(**same, seed=7, stop=[stop]).choices[0]
+        assert (cut.text, cut.finish_reason) == (text[: text.find(stop)], "stop")
+        once, again = (client.completions.create(**same, seed=7).choices[0].text for _ in range(2))
+        assert once == again == text != client.completions.create(**same, seed=8).choices[0].text
+        parts = list(client.completions.create(**same, seed=7, stream=True))
+        assert "".join(part.choices[0].text for part in parts) == text
+        assert parts[-1].choices[0].finish_reason == "length"
+    assert_idle(llm, service)
+
+
+def test_tools_of_the_official_client_reach_the_template(llm: LLM, monkeypatch) -> None:
+    openai = pytest.importorskip("openai")
+    template = "{% for tool in tools or [] %}{{ tool.function.name }}{% endfor %} {{ messages[0].content }}"
+    monkeypatch.setattr(llm.target.tokenizer, "chat_template", template)
+    service, app = service_of(llm)
+    with listening(app) as url:
+        client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+        same = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
+        tool = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+        counts = [client.chat.completions.create(**same, **t).usage.prompt_tokens for t in ({}, {"tools": [tool]})]
+    assert counts[1] - counts[0] == len("weather")
     assert_idle(llm, service)
 
 

@@ -127,6 +127,16 @@ def test_the_official_client_asks_for_schemas_and_passes_tools(app: FastAPI) -> 
         assert again.choices[0].message.role == "assistant"
 
 
+def test_a_grammar_that_holds_up_the_others_is_refused(app: FastAPI, llm: LLM) -> None:
+    (a,) = llm.encode("a")
+    nested = {"structured_outputs": {"regex": "((a{0,100}){0,100}){0,100}"}, "logit_bias": {str(a): 100}}
+    slow, free = post(app, CHAT | nested, CHAT | {"max_tokens": 20})
+    assert slow.status_code == 400, slow.text
+    assert slow.json()["error"]["param"] == "structured_outputs"
+    assert "more than 50 ms" in slow.json()["error"]["message"]
+    assert free.status_code == 200
+
+
 @pytest.mark.parametrize(
     ("changes", "param", "said"),
     [

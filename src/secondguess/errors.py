@@ -14,14 +14,19 @@ class UserError(ValueError):
     """A mistake in what the user gave. Its text is one line: what was wrong and what to change.
 
     The command line prints it and exits 2. A plain ``ValueError`` from deep inside a library stays a failure of the
-    work (exit 1), so code that rejects user input raises this class.
+    work (exit 1), so code that rejects user input raises this class. ``field``: the one that is to blame, where a
+    caller that knows it by the same name may want to point at it.
     """
 
+    def __init__(self, message: str, field: str | None = None) -> None:
+        super().__init__(message)
+        self.field = field
 
-def require(ok: bool, message: str) -> None:
+
+def require(ok: bool, message: str, field: str | None = None) -> None:
     """Raise UserError with ``message`` unless ``ok``."""
     if not ok:
-        raise UserError(message)
+        raise UserError(message, field)
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -42,7 +42,7 @@ def check_numbers(config: object) -> None:
         if kind in KINDS and value not in instead:
             # Python's bool is an int, too, but budget=True is a mistake.
             fits = type(value) is bool if kind is bool else isinstance(value, KINDS[kind]) and type(value) is not bool
-            require(fits, f"{name} must be {named(hint)}, got {value!r}")
+            require(fits, f"{name} must be {named(hint)}, got {value!r}", name)
 
 
 def named(hint: Any) -> str:

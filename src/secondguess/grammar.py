@@ -6,8 +6,10 @@ V vocabulary, W words of 32 bits that hold a bit for each token.
 from __future__ import annotations
 
 import json
-import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from time import thread_time
 from types import ModuleType
 from typing import Any
 
@@ -18,7 +20,8 @@ from secondguess.errors import UserError, install
 from secondguess.target.hf import HFTarget
 
 CACHE_BYTES = 64 * 2**20
-log = logging.getLogger(__name__)
+SLOW_S = 0.05  # of the thread's own time, which a busy machine does not lengthen; most grammars take below 0.001
+MAX_SLOW = 2  # times in a row that a token may take so long; one alone may take as much at once
 
 
 class Grammars:
@@ -51,11 +54,14 @@ class Grammars:
             raise UserError(f"this {what} cannot be used: {str(error).splitlines()[-1]}") from error
 
 
+@dataclass(frozen=True, slots=True)
 class CompiledGrammar:
     """A ``Grammar``; see ``secondguess.engine.grammar``."""
 
-    def __init__(self, xgrammar: ModuleType, compiled: Any, vocab_size: int) -> None:
-        self.xgrammar, self.compiled, self.vocab_size = xgrammar, compiled, vocab_size
+    xgrammar: ModuleType
+    compiled: Any
+    vocab_size: int
+    field: str | None = None  # of the request that it came with
 
     def start(self) -> Matcher:
         return Matcher(self)
@@ -66,34 +72,50 @@ class Matcher:
 
     def __init__(self, grammar: CompiledGrammar) -> None:
         self.matcher = grammar.xgrammar.GrammarMatcher(grammar.compiled)
-        self.vocab_size = grammar.vocab_size
+        self.vocab_size, self.field = grammar.vocab_size, grammar.field
         self.bits_1W = grammar.xgrammar.allocate_token_bitmask(1, grammar.vocab_size)
-        self.ended = self.failed = False
+        self.ended = False
+        self.fault: Exception | None = None
+        self.token_s = 0.0  # what the newest token has taken
+        self.slow_s = 0.0  # what the slow tokens before it took, as far as they are in a row
 
     def allowed(self) -> Tensor | None:
-        if self.ended or self.failed:
+        if self.ended or self.fault:
             return None
-        try:
+        with self._watched():
             self.matcher.fill_next_token_bitmask(self.bits_1W)
-        except RuntimeError as error:
-            self._fail(error)
+        if self.fault:
             return None
         bits_W32 = self.bits_1W[0, :, None] >> torch.arange(32)
         return (bits_W32 & 1).flatten()[: self.vocab_size] == 1
 
     def accept(self, token: int) -> None:
-        if self.ended or self.failed:
+        if self.ended or self.fault:
             return
-        try:
-            self.failed = not self.matcher.accept_token(token)
+        with self._watched():
+            if not self.matcher.accept_token(token):
+                self.fault = RuntimeError(f"a grammar was given token {token}, which it had not allowed")
             self.ended = self.matcher.is_terminated()
-        except RuntimeError as error:
-            self._fail(error)
+        self.slow_s = self.slow_s + self.token_s if self.token_s > SLOW_S else 0.0
+        self.token_s = 0.0
 
-    def _fail(self, error: RuntimeError) -> None:
-        """Such as nesting that is too deep."""
-        log.warning("a text cannot follow its grammar any further: %s", error)
-        self.failed = True
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
+        """All others wait meanwhile, so an error or too much time is the end of the text, and of no other."""
+        start = thread_time()
+        try:
+            yield
+        except RuntimeError as error:  # such as nesting that is too deep
+            self.fault = UserError(f"the answer cannot follow its grammar any further: {error}", self.field)
+        self.token_s += thread_time() - start
+        if self.slow_s + self.token_s > MAX_SLOW * SLOW_S and not self.ended:
+            self.fault = UserError(TOO_SLOW, self.field)
+
+
+TOO_SLOW = (
+    f"this grammar takes more than {1000 * SLOW_S:.0f} ms for each token of this answer: make it simpler, above all"
+    " repetitions within repetitions"
+)
 
 
 def import_xgrammar() -> ModuleType:

@@ -299,9 +299,9 @@ class LLM:
 
     def _output(self, s: Sequence) -> Output:
         assert s.finish_reason is not None
-        text, t = s.request.text, s.timing
+        t = s.timing
         return Output(
-            prompt=self.decode(s.request.prompt_ids) if text is None else text,
+            given=s.request.text,
             prompt_ids=s.request.prompt_ids,
             text=s.stream.text,
             token_ids=tuple(s.emitted),
@@ -325,4 +325,5 @@ class LLM:
             drafting=s.drafting,
             logprobs=tuple(s.logprobs),
             prompt_logprobs=tuple(s.prompt_logprobs),
+            tokenizer=self.target.tokenizer,
         )

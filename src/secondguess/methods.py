@@ -67,6 +67,11 @@ class Method:
     def uses(self) -> tuple[str, ...]:
         return USES.get(self.name, ())
 
+    @property
+    def max_depth(self) -> int:
+        """Draft tokens of the longest path."""
+        return min(self.tree.num_steps, self.tree.max_budget) if "num_steps" in self.uses else 0
+
     def tree_for(self, config: DrafterConfig) -> TreeConfig:
         """The tree, with second looks of the kind that the drafter has learnt, as far as no other was chosen."""
         if config.second_look is None or not self.tree.num_reconsider:

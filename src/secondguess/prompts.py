@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from transformers import PreTrainedTokenizerBase
@@ -71,14 +72,30 @@ def _render(tokenizer: PreTrainedTokenizerBase | None, chat: Chat) -> tuple[int,
     if not tokenizer.chat_template:
         raise UserError("this target has no chat template: give raw text instead")
     refuse_settings(tokenizer, chat.variables)
-    messages: Any = [checked_message(message) for message in chat.messages]
-    more: dict[str, Any] = {**chat.variables, "tools": [dict(tool) for tool in chat.tools] or None}
+    chat = replace(chat, messages=[checked_message(message) for message in chat.messages])
     try:
-        text = str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **more))
+        text = _fill_in(tokenizer, chat)
     except Exception as error:  # a template is foreign code, and this is how it refuses a conversation
-        raise UserError(f"the model's chat template does not take this conversation: {error}") from error
+        said = f"the model's chat template does not take this conversation: {error}"
+        raise UserError(said, _blamed(tokenizer, chat)) from error
     check_text(text)
     return tuple(tokenizer.encode(text, add_special_tokens=False))
+
+
+def _fill_in(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> str:
+    """The template's text, or whatever error it raises."""
+    messages: Any = list(chat.messages)
+    more: dict[str, Any] = {**chat.variables, "tools": [dict(tool) for tool in chat.tools] or None}
+    return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **more))
+
+
+def _blamed(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> str:
+    """The field without which the template takes a conversation that it does not take as it is."""
+    for name, less in (("variables", replace(chat, variables={})), ("tools", replace(chat, tools=()))):
+        with suppress(Exception):
+            if less != chat and _fill_in(tokenizer, less):
+                return name
+    return "messages"
 
 
 def refuse_settings(tokenizer: PreTrainedTokenizerBase, variables: Mapping[str, Any]) -> None:
@@ -86,7 +103,7 @@ def refuse_settings(tokenizer: PreTrainedTokenizerBase, variables: Mapping[str, 
     settings = inspect.signature(tokenizer.apply_chat_template).parameters
     for name in variables:
         if name in settings:
-            raise UserError(f"{name!r} is no variable that a chat template can be given: leave it out")
+            raise UserError(f"{name!r} is no variable that a chat template can be given: leave it out", "variables")
 
 
 def check_variables(tokenizer: PreTrainedTokenizerBase | None, variables: Mapping[str, Any]) -> None:

@@ -18,6 +18,7 @@ from secondguess.fields import check_numbers
 
 if TYPE_CHECKING:  # not at run time: the command line reads SamplingParams before torch is needed
     from torch import Tensor
+    from transformers import PreTrainedTokenizerBase
 
     from secondguess.engine.cycle import CycleTrace
     from secondguess.engine.grammar import Grammar
@@ -56,32 +57,33 @@ class SamplingParams:
             object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
         self._check_types()
         t = self.temperature
-        require(math.isfinite(t) and t >= 0, f"temperature must be 0 or more, got {t}")
-        require(self.top_k >= 0, f"top_k must be 0 (off) or more, got {self.top_k}")
-        require(0 < self.top_p <= 1, f"top_p must be in (0, 1], got {self.top_p}")
-        require(0 <= self.min_p <= 1, f"min_p must be in [0, 1], got {self.min_p}")
+        require(math.isfinite(t) and t >= 0, f"temperature must be 0 or more, got {t}", "temperature")
+        require(self.top_k >= 0, f"top_k must be 0 (off) or more, got {self.top_k}", "top_k")
+        require(0 < self.top_p <= 1, f"top_p must be in (0, 1], got {self.top_p}", "top_p")
+        require(0 <= self.min_p <= 1, f"min_p must be in [0, 1], got {self.min_p}", "min_p")
         r = self.repetition_penalty
-        require(math.isfinite(r) and r > 0, f"repetition_penalty must be above 0, got {r}")
+        require(math.isfinite(r) and r > 0, f"repetition_penalty must be above 0, got {r}", "repetition_penalty")
         for name in ("presence_penalty", "frequency_penalty"):
-            require(-2 <= getattr(self, name) <= 2, f"{name} must be in [-2, 2], got {getattr(self, name)}")
-        require(self.seed is None or 0 <= self.seed < 2**63, f"seed must be in [0, 2^63), got {self.seed}")
-        require(self.max_tokens >= 1, f"max_tokens must be at least 1, got {self.max_tokens}")
-        require(0 <= self.min_tokens <= self.max_tokens, "min_tokens must be between 0 and max_tokens")
-        require(all(self.stop), "stop strings must not be empty")
+            require(-2 <= getattr(self, name) <= 2, f"{name} must be in [-2, 2], got {getattr(self, name)}", name)
+        require(self.seed is None or 0 <= self.seed < 2**63, f"seed must be in [0, 2^63), got {self.seed}", "seed")
+        require(self.max_tokens >= 1, f"max_tokens must be at least 1, got {self.max_tokens}", "max_tokens")
+        fits = 0 <= self.min_tokens <= self.max_tokens
+        require(fits, "min_tokens must be between 0 and max_tokens", "min_tokens")
+        require(all(self.stop), "stop strings must not be empty", "stop")
         for name in ("logprobs", "prompt_logprobs"):
             n = getattr(self, name)
-            require(n is None or 0 <= n <= MAX_LOGPROBS, f"{name} must be in [0, {MAX_LOGPROBS}], got {n}")
+            require(n is None or 0 <= n <= MAX_LOGPROBS, f"{name} must be in [0, {MAX_LOGPROBS}], got {n}", name)
 
     def _check_types(self) -> None:
         """What Python would take and only a later step would choke on, or take for something else."""
         check_numbers(self)
         strings = isinstance(self.stop, Sequence) and all(isinstance(text, str) for text in self.stop)
-        require(strings, f"stop must be a tuple of strings, got {self.stop!r}")
+        require(strings, f"stop must be a tuple of strings, got {self.stop!r}", "stop")
         tables = isinstance(self.stop_token_ids, Sequence) and isinstance(self.logit_bias, Mapping)
         ids = tables and all(isinstance(token, int) for token in (*self.stop_token_ids, *self.logit_bias))
         require(ids, "stop_token_ids and the keys of logit_bias must be token ids (whole numbers)")
         finite = all(isinstance(bias, int | float) and math.isfinite(bias) for bias in self.logit_bias.values())
-        require(finite, "the values of logit_bias must be finite numbers")
+        require(finite, "the values of logit_bias must be finite numbers", "logit_bias")
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,7 +299,7 @@ class Delta:
 class Output:
     """A finished request."""
 
-    prompt: str  # as it was given if as text, else decoded
+    given: str | None  # the prompt, if it was given as text
     prompt_ids: tuple[int, ...]
     text: str
     token_ids: tuple[int, ...]
@@ -308,3 +310,11 @@ class Output:
     drafting: Drafting = field(default_factory=Drafting)
     logprobs: tuple[TokenLogprobs, ...] = ()  # of each token, if they were asked for
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # of each token of the prompt but the first, likewise
+    tokenizer: PreTrainedTokenizerBase | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def prompt(self) -> str:
+        """As it was given if as text, else decoded when it is asked for; nothing without a tokenizer."""
+        if self.given is not None or self.tokenizer is None:
+            return self.given or ""
+        return str(self.tokenizer.decode(list(self.prompt_ids)))

@@ -15,8 +15,8 @@ class Follower(Protocol):
     """Follows one text through its grammar. It never raises an error, which would end the others' requests, too."""
 
     @property
-    def failed(self) -> bool:
-        """Whether it has lost the text, whose request cannot go on then."""
+    def fault(self) -> Exception | None:
+        """Why the request cannot go on: it has lost the text, or holds up the others. UserError: by its own grammar."""
         ...
 
     def allowed(self) -> Tensor | None:

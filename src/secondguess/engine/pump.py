@@ -58,9 +58,9 @@ class Pump:
                 submit(self._turn)
 
     def _tell(self, sequence: Sequence, listener: Listener, error: Exception | None) -> None:
-        if error and sequence.finish_reason == "abort":
+        if sequence.finish_reason == "abort" and (fault := sequence.fault or error):
             self.forget(sequence)
-            listener(error)
+            listener(fault)
         elif delta := self.news_of(sequence):
             if delta.output:
                 self.forget(sequence)

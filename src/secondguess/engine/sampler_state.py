@@ -184,7 +184,7 @@ def check_ids(params: SamplingParams, vocab_size: int) -> None:
     for name, ids in (("logit_bias", params.logit_bias), ("stop_token_ids", params.stop_token_ids)):
         for token in ids:
             if not 0 <= token < vocab_size:
-                raise UserError(f"{name} names token {token}, but the vocabulary ends at {vocab_size - 1}")
+                raise UserError(f"{name} names token {token}, but the vocabulary ends at {vocab_size - 1}", name)
 
 
 def _row(request: Request, seed: int, vocab_size: int, eos_ids: Sequence[int]) -> SamplerRow:

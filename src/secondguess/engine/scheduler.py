@@ -48,6 +48,7 @@ class Scheduler:
         self.reading: Reading | None = None  # the newcomer, before it joins the batch
         self.newest: Reading | None = None  # the prompt that was read last, while the next in the queue has the same
         self.num_passes = 0  # over texts of newcomers, since the newest cycle
+        self.checked: tuple[int, ...] = ()  # the prompt that was found good last: often there are several answers to it
         self.totals = Totals()  # after the newest step; replaced and never changed, so any thread may read it
 
     @property
@@ -69,14 +70,9 @@ class Scheduler:
         if its prompt is empty or does not fit.
         """
         spec, params = self.engine.target.spec, request.params
-        if not request.prompt_ids:
-            raise UserError("the prompt is empty: give it at least one token")
-        if len(request.prompt_ids) >= self.max_len:
-            length = len(request.prompt_ids)
-            raise UserError(f"the prompt has {length} tokens, but the context holds {self.max_len}: shorten it")
-        outside = next((t for t in request.prompt_ids if not 0 <= t < spec.vocab_size), None)
-        if outside is not None:
-            raise UserError(f"prompt token {outside} is outside the target's vocabulary of {spec.vocab_size}")
+        if request.prompt_ids is not self.checked:
+            check_prompt(request.prompt_ids, self.max_len, spec.vocab_size)
+            self.checked = request.prompt_ids
         check_ids(params, spec.vocab_size)
         return Sequence(
             request=request,
@@ -219,6 +215,17 @@ class Scheduler:
         self.batch = Batch([batch.sequences[r] for r in rows], keep(batch.sampler, rows)) if rows else None
 
 
+def check_prompt(ids: Seq[int], max_len: int, vocab_size: int) -> None:
+    """Raises UserError if it is empty, too long, or has tokens outside the vocabulary."""
+    if not ids:
+        raise UserError("the prompt is empty: give it at least one token")
+    if len(ids) >= max_len:
+        raise UserError(f"the prompt has {len(ids)} tokens, but the context holds {max_len}: shorten it")
+    outside = next((token for token in ids if not 0 <= token < vocab_size), None)
+    if outside is not None:
+        raise UserError(f"prompt token {outside} is outside the target's vocabulary of {vocab_size}")
+
+
 def is_twin(reading: Reading, s: Sequence) -> bool:
     """Whether both have the same prompt, and have emitted nothing before it was read."""
     return reading.sampler is None and not s.origins and reading.sequence.request.prompt_ids == s.request.prompt_ids
@@ -229,9 +236,10 @@ def num_tokens(sequences: Seq[Sequence]) -> int:
 
 
 def end_lost(batch: Batch) -> None:
-    """End the requests whose text has left its grammar."""
+    """End the requests that cannot follow their grammar any further."""
     for s, row in zip(batch.sequences, batch.sampler.rows, strict=True):
-        if row.follower and row.follower.failed:
+        if row.follower and row.follower.fault:
+            s.fault = row.follower.fault
             s.finish("abort")
 
 

@@ -81,6 +81,7 @@ class Sequence:
     token_ids: list[int]
     origins: list[Origin] = field(default_factory=list)
     finish_reason: FinishReason | None = None
+    fault: Exception | None = None  # why it was ended as "abort", unless its listener wanted that
     logprobs: list[TokenLogprobs] = field(default_factory=list)  # of each token, if they were asked for
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)  # of each token but the first, likewise
     traces: list[CycleTrace] = field(default_factory=list)  # not handed out yet, if the request is traced

@@ -20,19 +20,22 @@ from secondguess.server.service import Service
 
 def make_app(service: Service) -> FastAPI:
     """An ASGI application. It answers once its lifespan has begun, which warms the engine up."""
-    app = FastAPI(title="secondguess", version=version("secondguess"), lifespan=lifespan, responses=ERRORS)
+    about = {"title": "secondguess", "version": version("secondguess"), "responses": ERRORS}
+    # FastAPI's pages about the schema get their scripts from elsewhere; /openapi.json is ours.
+    app = FastAPI(**about, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.service = service
     app.include_router(generation.router)
     app.include_router(information.router)
     app.include_router(page.router)
     add_handlers(app)
     # The last one added is the first to see a request.
-    app.add_middleware(BodyLimit, limit=service.settings.max_body_bytes)
-    if service.settings.api_key:
-        app.add_middleware(KeyRequired, key=service.settings.api_key)
-    if service.settings.allow_origin:
+    settings = service.settings
+    app.add_middleware(BodyLimit, limit=settings.max_body_bytes, timeout_s=settings.request_timeout)
+    if settings.api_key:
+        app.add_middleware(KeyRequired, key=settings.api_key)
+    if settings.allow_origin:
         app.add_middleware(
-            CORSMiddleware, allow_origins=list(service.settings.allow_origin), allow_methods=["*"], allow_headers=["*"]
+            CORSMiddleware, allow_origins=list(settings.allow_origin), allow_methods=["*"], allow_headers=["*"]
         )
     return app
 

@@ -43,7 +43,8 @@ def completion_requests(llm: LLM, body: CompletionBody) -> list[Request]:
     num_answers: Counter[tuple[int, ...]] = Counter()  # of each prompt so far: one that is given twice gets others
     for prompt in as_prompts(body.prompt):
         ids = fitting(llm, prompt, "prompt")
-        params = sampling(llm, body, ids, body.max_tokens or COMPLETION_TOKENS, body.logprobs)
+        max_tokens = body.max_tokens or min(COMPLETION_TOKENS, llm.max_model_len - len(ids))
+        params = sampling(llm, body, ids, max_tokens, body.logprobs)
         params = replace(params, prompt_logprobs=of_prompt)
         text = prompt if isinstance(prompt, str) else None
         requests += choices(llm, body, Request(ids, params, num_answers[ids], text=text, grammar=rules))
@@ -85,7 +86,8 @@ def sampling(
     """As asked for; without a limit, up to the end of the context."""
     room = llm.max_model_len - len(ids)
     if max_tokens is not None and max_tokens > room:
-        raise too_long(llm, f"the prompt has {len(ids)} tokens and {max_tokens} more are asked for", "max_tokens")
+        name = "max_tokens" if body.max_tokens is not None else "max_completion_tokens"
+        raise too_long(llm, f"the prompt has {len(ids)} tokens and {max_tokens} more are asked for", name)
     given: dict[str, Any] = {"temperature": 1.0}
     given |= {name: getattr(body, name) for name in SAME_NAME if getattr(body, name) is not None}
     try:
@@ -99,7 +101,7 @@ def sampling(
             logprobs=logprobs,
         )
     except UserError as error:
-        raise refusal(error, tuple(type(body).model_fields)) from error
+        raise refusal(error) from error
 
 
 def stops(given: str | Sequence[str] | None) -> tuple[str, ...]:
@@ -123,8 +125,9 @@ def biases(given: dict[str, float]) -> dict[int, float]:
 
 
 def seeded(body: AnyBody) -> AnyBody:
-    """All answers have one seed. 32 bits, because clients that read numbers as floats may send it back."""
-    return body if body.seed is not None else body.model_copy(update={"seed": secrets.randbits(32)})
+    """All answers have one seed. Drawn ones have 32 bits: clients that read numbers as floats may send them back."""
+    seed = secrets.randbits(32) if body.seed is None else body.seed % 2**63
+    return body.model_copy(update={"seed": seed})
 
 
 def choices(llm: LLM, body: Sampled, request: Request) -> list[Request]:
@@ -143,5 +146,5 @@ def speculation(llm: LLM, body: Sampled) -> Speculation:
     try:
         llm.check(wish)
     except UserError as error:
-        raise refusal(error, (), "speculation") from error
+        raise refusal(error, "speculation") from error
     return wish

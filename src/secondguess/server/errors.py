@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,7 +16,7 @@ from secondguess.errors import UserError
 log = logging.getLogger(__name__)
 
 TYPES = {401: "authentication_error", 429: "rate_limit_error"}
-BRANCHES = ("bool", "int", "float", "str", "list", "dict", "none", "tagged")  # of unions, in pydantic's locations
+NAMES = {"variables": "chat_template_kwargs"}  # what the library calls otherwise
 
 
 class ApiError(Exception):
@@ -51,10 +50,10 @@ def encodable(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-def refusal(error: UserError, fields: Sequence[str], param: str | None = None) -> ApiError:
-    """400. Of ``fields``, the one that the message begins with is to blame, else ``param``."""
-    first = str(error).split(" ", 1)[0]
-    return ApiError(400, str(error), first if first in fields else param, "invalid_value")
+def refusal(error: UserError, param: str | None = None) -> ApiError:
+    """400. ``param``: the field to blame if the error names none."""
+    field = error.field or param
+    return ApiError(400, str(error), NAMES.get(field or "", field), "invalid_value")
 
 
 def add_handlers(app: FastAPI) -> None:
@@ -82,17 +81,11 @@ def of_failure(error: BaseException) -> ApiError:
 
 
 def of_validation(errors: Sequence[Mapping[str, Any]]) -> ApiError:
-    """400. Of a union's complaints the one that came furthest into a branch is the one meant."""
-    worst = max(errors, key=lambda e: (e["type"] == "unknown_field", len(e["loc"])))
-    path = [str(part) for part in worst["loc"][1:] if is_field(part)]
-    path += [worst["ctx"]["name"]] if worst["type"] == "unknown_field" else []  # which may be anything, also "list"
-    param = ".".join(path) or None
+    """400. An unknown field goes first: what else is wrong may be because of its name."""
+    worst = next((error for error in errors if error["type"] == "unknown_field"), errors[0])
     if worst["type"] == "json_invalid":
         return ApiError(400, f"the body is no JSON: {worst['ctx']['error']}", code="invalid_json")
-    where = f"{param}: " if param and worst["type"] != "unknown_field" else ""
+    unknown = worst["type"] == "unknown_field"
+    param = ".".join([*map(str, worst["loc"][1:]), *([worst["ctx"]["name"]] if unknown else [])]) or None
+    where = f"{param}: " if param and not unknown else ""
     return ApiError(400, where + worst["msg"], param, worst["type"])
-
-
-def is_field(part: str | int) -> bool:
-    """Whether part of a location is a field or an index, and not the name of a union's branch."""
-    return isinstance(part, int) or (part not in BRANCHES and re.fullmatch(r"[a-z][a-z_]*", part) is not None)

@@ -1,7 +1,8 @@
-"""What is refused before anything looks at it: clients without the key, and bodies that are too large."""
+"""What is refused before anything looks at it: clients without the key, and bodies that are too large or too slow."""
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import re
 
@@ -11,6 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from secondguess.server.errors import ApiError
 
+DEADLINE = "secondguess.deadline"  # in a scope: by the event loop's clock
 OPEN = re.compile("/(health|page/.*)?")  # whoever watches the process needs no key; the page asks for it
 
 
@@ -34,18 +36,26 @@ class KeyRequired:
 
 
 class BodyLimit:
-    """Stops reading a body at ``limit`` bytes, whatever its headers said, and answers 413."""
+    """Stops reading a body at ``limit`` bytes, whatever its headers said, and answers 413; after a while 408.
 
-    def __init__(self, app: ASGIApp, limit: int) -> None:
-        self.app, self.limit = app, limit
+    ``scope[DEADLINE]`` tells by when the request has to be answered.
+    """
+
+    def __init__(self, app: ASGIApp, limit: int, timeout_s: float) -> None:
+        self.app, self.limit, self.timeout_s = app, limit, timeout_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        size = 0
+        size, incomplete = 0, True
+        deadline = scope[DEADLINE] = asyncio.get_running_loop().time() + self.timeout_s
 
         async def counted() -> Message:
-            nonlocal size
-            message = await receive()
-            size += len(message.get("body", b""))
+            nonlocal size, incomplete
+            try:
+                async with asyncio.timeout_at(deadline if incomplete else None):
+                    message = await receive()
+            except TimeoutError as error:
+                raise HTTPException(408, f"the body took longer than {self.timeout_s:g} s: send it faster") from error
+            size, incomplete = size + len(message.get("body", b"")), message.get("more_body", False)
             if size > self.limit:
                 raise HTTPException(413, f"the body has more than {self.limit} bytes: send less")
             return message

@@ -29,7 +29,12 @@ class Server(uvicorn.Server):
         if self.started:
             assert sockets, "they are bound beforehand"
             host, port = sockets[0].getsockname()[:2]
-            log.info("serving %s at http://%s:%d (a page for browsers is there, too)", self.model, host, port)
+            log.info("serving %s at %s (a page for browsers is there, too)", self.model, url_of(host, port))
+
+
+def url_of(host: str, port: int) -> str:
+    """IPv6 addresses have colons of their own."""
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def listen(app: FastAPI, sock: socket.socket) -> bool:

@@ -63,19 +63,19 @@ class Metrics:
     def count_rejected(self, count: int) -> None:
         self._rejected.labels(self._model).inc(count)
 
-    def clock(self) -> Clock:
-        """For a request that comes in now."""
-        return Clock(self)
+    def clock(self, start: float) -> Clock:
+        """For an answer to a request that came in at ``start``."""
+        return Clock(self, start)
 
     def _counter(self, name: str, help: str, *labels: str) -> Counter:
         return Counter(PREFIX + name, help, ["model_name", *labels], registry=self.registry)
 
 
 class Clock:
-    """Times one request, from the moment at which it is made."""
+    """Times one answer, from the arrival of its request."""
 
-    def __init__(self, metrics: Metrics) -> None:
-        self.metrics, self.start = metrics, perf_counter()
+    def __init__(self, metrics: Metrics, start: float) -> None:
+        self.metrics, self.start = metrics, start
         self.last: float | None = None  # when its newest token came
         self.ended = False
 
@@ -90,6 +90,12 @@ class Clock:
         if delta.output:
             self.ended = True
             self._hear_end(delta.output, now)
+
+    def give_up(self, reason: str) -> None:
+        """No more will be heard, because of an "error" or, the client's wish, "abort"."""
+        if not self.ended:
+            self.ended = True
+            self.metrics.count_finished(reason)
 
     def _hear_end(self, output: Output, now: float) -> None:
         observe, stats = self.metrics.observe, output.stats
@@ -134,7 +140,9 @@ class EngineCollector(Collector):
             by_level(d.num_drafted, d.num_drafted_refined),
             by_level(d.num_accepted, d.num_accepted_refined),
         )
-        at = [((str(position),), count) for position, count in enumerate(accepted_at(d))]
+        counts = accepted_at(d)
+        counts += [0] * (max(method.max_depth for method in self.llm.methods.values()) - len(counts))
+        at = [((str(position),), count) for position, count in enumerate(counts)]
         yield self._counter("spec_decode_num_drafts", "cycles of requests with a draft", [((), d.num_drafts)])
         yield self._counter("spec_decode_num_draft_tokens", "tokens drafted", drafted, "level")
         yield self._counter("spec_decode_num_accepted_tokens", "of these, accepted", accepted, "level")

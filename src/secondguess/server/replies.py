@@ -14,6 +14,7 @@ from starlette.types import Message, Receive, Scope, Send
 from secondguess.llm import LLM
 from secondguess.server.drafting import Drafts
 from secondguess.server.errors import ApiError, of_failure
+from secondguess.server.limits import DEADLINE
 from secondguess.server.protocol import AnyBody, Sampled, StreamOptions
 from secondguess.server.service import Job, Service
 from secondguess.server.shape import Shape
@@ -44,8 +45,9 @@ class Reply(Response, Generic[AnyBody]):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Raises ApiError if a whole answer fails, or a stream before it has begun."""
         try:
-            with closing(self.service.enter(self.num_answers)) as job:
-                async with asyncio.timeout(self.service.settings.request_timeout) as deadline:
+            field = "n" if self.asked.num_choices > 1 else self.prompt_field
+            with closing(self.service.enter(self.num_answers, field)) as job:
+                async with asyncio.timeout_at(scope[DEADLINE]) as deadline:
                     leaving = asyncio.create_task(end_when_left(receive, deadline))
                     try:
                         await self.answer(job, scope, receive, send)
@@ -68,7 +70,8 @@ class Reply(Response, Generic[AnyBody]):
             self.begun = True
             await self.stream(job, shape, send)
         else:
-            response = JSONResponse(shape.whole(await job.outputs()))
+            whole = await self.service.read(shape.whole, await job.outputs())
+            response = JSONResponse(whole)
             self.begun = True
             await response(scope, receive, send)
 

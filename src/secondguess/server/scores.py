@@ -6,6 +6,7 @@ import re
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from secondguess.engine.sampler_state import end_ids
 from secondguess.engine.sequence import REPLACEMENT, TextStream
@@ -16,6 +17,7 @@ from secondguess.types import Request, TokenLogprobs
 PRINTED = (*range(33, 127), *range(161, 173), *range(174, 256))
 BYTES = {chr(byte): byte for byte in PRINTED}
 BYTES |= {chr(256 + i): byte for i, byte in enumerate(byte for byte in range(256) if byte not in PRINTED)}
+CACHED = 2**16  # texts of tokens: top_logprobs name the same ones again and again
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +63,13 @@ def prompt_scores(llm: LLM, request: Request, logprobs: Sequence[TokenLogprobs])
     return scores
 
 
+@lru_cache(CACHED)
 def token_text(llm: LLM, token: int) -> str:
     """Of the token by itself."""
     return llm.decode([token]) if llm.target.tokenizer else f"token_id:{token}"
 
 
+@lru_cache(CACHED)
 def token_bytes(llm: LLM, token: int) -> bytes:
     """Of a part of a character, which has no text, as the vocabulary has them."""
     text = token_text(llm, token)

@@ -20,7 +20,7 @@ RETRY_AFTER = {"retry-after": "1"}
 WARM_UP = SamplingParams(max_tokens=8, ignore_eos=True)
 PROBE = Request((0,), SamplingParams(max_tokens=1), counted=False)
 PROBE_S = 10.0  # in which an engine that is well has generated some token
-NUM_READERS = 2  # threads that tokenize and compile grammars, beside the engine's
+NUM_READERS = 2  # threads that tokenize, compile grammars and write answers, beside the engine's
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -34,6 +34,8 @@ class Service:
         self.metrics = Metrics(llm, self.name)
         self.readers = ThreadPoolExecutor(NUM_READERS, "secondguess-reader")
         self.jobs: set[Job] = set()
+        self.num_texts = 0  # that are tokenized, or put together, and no more
+        self.probing: asyncio.Task[None] | None = None
         self.last_news = 0.0  # when the engine last told any
 
     @property
@@ -49,7 +51,7 @@ class Service:
     @property
     def silent_s(self) -> float:
         """For how many seconds the engine has told no news while there were answers to make."""
-        starts = [clock.start for job in self.jobs for clock in job.clocks if not clock.ended]
+        starts = [job.begun for job in self.jobs if not all(clock.ended for clock in job.clocks)]
         return perf_counter() - max(min(starts), self.last_news) if starts else 0.0
 
     async def warm_up(self) -> None:
@@ -71,31 +73,48 @@ class Service:
             raise ApiError(404, f"no model {name!r}: this server has {self.name!r}", "model", "model_not_found")
 
     async def read(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """``work``, outside of the event loop: it tokenizes, or compiles grammars."""
+        """``work``, outside of the event loop: it tokenizes, compiles grammars, or writes an answer."""
         return await asyncio.get_running_loop().run_in_executor(self.readers, lambda: work(*args, **kwargs))
 
     async def timely(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """As ``read``. Raises ApiError if that takes longer than a request may."""
+        """As ``read``, for requests without answers. Raises ApiError if it takes longer than a request may, or if there
+        are as many of them already as there may be answers.
+        """
+        if self.num_texts >= self.room:
+            raise self.refused(1)
+        self.num_texts += 1
         try:
             async with asyncio.timeout(self.settings.request_timeout):
                 return await self.read(work, *args, **kwargs)
         except TimeoutError as error:
             raise self.too_late from error
+        finally:
+            self.num_texts -= 1
 
-    def enter(self, num_answers: int) -> Job:
-        """A place for each answer to a request, before anything is done for it. Raises ApiError if there is no room."""
+    def enter(self, num_answers: int, field: str) -> Job:
+        """A place for each answer to a request, before anything is done for it. Raises ApiError if there is no room;
+        that there never is any is the fault of ``field``.
+        """
         if num_answers > self.room:
-            raise ApiError(400, f"{num_answers} answers at once, and this server has room for {self.room}", "n")
+            raise ApiError(400, f"{num_answers} answers at once, and this server has room for {self.room}", field)
         if self.num_inside + num_answers > self.room:
-            self.metrics.count_rejected(num_answers)
-            raise ApiError(429, "too many requests are waiting: try again later", None, "queue_full", RETRY_AFTER)
+            raise self.refused(num_answers)
         return Job(self, num_answers)
+
+    def refused(self, num_answers: int) -> ApiError:
+        self.metrics.count_rejected(num_answers)
+        return ApiError(429, "too many requests are waiting: try again later", None, "queue_full", RETRY_AFTER)
 
     async def probe(self) -> None:
         """Return when the engine has emitted a token, for whomever. Raises ApiError if it does not.
 
-        A full queue is no reason to fail, so the probe takes no place.
+        A full queue is no reason to fail, so the probe takes no place; and there is one at a time for all who ask.
         """
+        if self.probing is None or self.probing.done():
+            self.probing = asyncio.create_task(self._probe())
+        await asyncio.shield(self.probing)
+
+    async def _probe(self) -> None:
         before, heard = self.llm.totals.num_tokens, list[Delta | Exception]()
         drop = self.llm.start([PROBE], lambda _, news: heard.append(news))
         try:
@@ -118,6 +137,7 @@ class Job:
 
     def __init__(self, service: Service, num_answers: int) -> None:
         self.service, self.num_answers = service, num_answers
+        self.arrived, self.begun = perf_counter(), 0.0
         self.news: asyncio.Queue[tuple[int, Delta] | ApiError] = asyncio.Queue()
         self.clocks: list[Clock] = []  # of the answers that have been begun
         self._drop: Callable[[], None] | None = None
@@ -134,8 +154,9 @@ class Job:
         try:
             self._drop = self.service.llm.start(requests, tell)
         except UserError as error:
-            raise refusal(error, ("logit_bias", "stop_token_ids"), prompt_field) from error
-        self.clocks = [self.service.metrics.clock() for _ in requests]
+            raise refusal(error, prompt_field) from error
+        self.begun = perf_counter()
+        self.clocks = [self.service.metrics.clock(self.arrived) for _ in requests]
 
     def close(self) -> None:
         """What still runs ends, its slots are free within a cycle, and the places are free at once."""
@@ -143,8 +164,7 @@ class Job:
         if self._drop:
             self._drop()
         for clock in self.clocks:
-            if not clock.ended:
-                self.service.metrics.count_finished("abort")
+            clock.give_up("abort")
 
     async def deltas(self) -> AsyncIterator[tuple[int, Delta]]:
         """Which choice, and what it emitted, until all have ended. Raises ApiError if one of them fails."""
@@ -165,10 +185,9 @@ class Job:
         self.service.last_news = perf_counter()
         if self not in self.service.jobs:  # it came late
             return
-        if isinstance(news, Delta) and news.finish_reason == "abort":
-            news = RuntimeError("the engine dropped the request")
         if isinstance(news, Exception):
-            self.news.put_nowait(of_failure(news))
+            self.clocks[i].give_up("error")
+            self.news.put_nowait(refusal(news) if isinstance(news, UserError) else of_failure(news))
         else:
             self.clocks[i].hear(news)
             self.news.put_nowait((i, news))

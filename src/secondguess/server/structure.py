@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
-from secondguess.engine.grammar import Grammar
 from secondguess.errors import UserError
+from secondguess.grammar import CompiledGrammar
 from secondguess.llm import LLM
 from secondguess.server.errors import ApiError, refusal
 from secondguess.server.protocol import ChatBody, Sampled
 
 
-def chat_grammar(llm: LLM, body: ChatBody) -> Grammar | None:
+def chat_grammar(llm: LLM, body: ChatBody) -> CompiledGrammar | None:
     """What ``response_format`` or ``structured_outputs`` asks for."""
     wanted = body.response_format
     if wanted is None:
@@ -26,7 +27,7 @@ def chat_grammar(llm: LLM, body: ChatBody) -> Grammar | None:
     return compiled(body, "response_format", lambda: llm.grammars.json(schema))
 
 
-def grammar(llm: LLM, body: Sampled) -> Grammar | None:
+def grammar(llm: LLM, body: Sampled) -> CompiledGrammar | None:
     wanted = body.structured_outputs
     if wanted is None:
         return None
@@ -37,12 +38,12 @@ def grammar(llm: LLM, body: Sampled) -> Grammar | None:
     return compiled(body, "structured_outputs", lambda: llm.grammars.json(wanted.json_schema))
 
 
-def compiled(body: Sampled, param: str, compile_it: Callable[[], Grammar]) -> Grammar:
+def compiled(body: Sampled, param: str, compile_it: Callable[[], CompiledGrammar]) -> CompiledGrammar:
     """Where a grammar has nothing more to say a text has to end, so nothing may hold up its end."""
     if body.ignore_eos or body.min_tokens:
         name = "ignore_eos" if body.ignore_eos else "min_tokens"
         raise ApiError(400, f"{name} does not go with {param}: the grammar says where the text ends", name)
     try:
-        return compile_it()
+        return replace(compile_it(), field=param)
     except UserError as error:
-        raise refusal(error, (), param) from error
+        raise refusal(error, param) from error

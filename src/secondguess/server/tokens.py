@@ -79,7 +79,7 @@ def encoded(llm: LLM, prompt: Prompt, param: str) -> tuple[int, ...]:
     try:
         return llm.encode(prompt)
     except UserError as error:
-        raise refusal(error, (), param) from error
+        raise refusal(error, param) from error
 
 
 def num_characters(prompt: Prompt) -> int:

@@ -100,7 +100,7 @@ def output_of(prompt_ids: Sequence[int], answer: Mapping[str, Any], end_ids: Seq
     cycles, accepted, drafted = (answer.get(name, 0) for name in ("num_cycles", "num_accepted", "num_drafted"))
     times = answer["prefill_s"], 0.0, 0.0, 0.0, answer["decode_s"]
     return Output(
-        prompt="",
+        given="",
         prompt_ids=tuple(prompt_ids),
         text="",
         token_ids=tokens,
