@@ -2,7 +2,7 @@
 BENCH_PERF := smollm2-135m --method ar,eagle3.1:budget=3,num_steps=3,pr:budget=3,num_steps=3 --peers installed \
 	--tasks gsm8k,mt_bench,humaneval --limit 10 --max-new-tokens 96 --out runs/perf/bench
 
-.PHONY: help setup demo test test-slow check bench bench-perf docs clients sglang
+.PHONY: help setup demo test test-slow check bench bench-perf docs clients ray sglang
 
 BIN := .venv/bin
 BENCH := smollm2-135m --method ar,eagle3.1,pr --tasks gsm8k,mt_bench,humaneval --limit 3 --max-new-tokens 64
@@ -40,6 +40,10 @@ docs: setup ## build the documentation site in build/site
 
 clients: setup ## other people's clients against our server, in environments of their own (CLIENTS="--quick lm-eval soak")
 	$(BIN)/python scripts/clients.py $(CLIENTS)
+
+ray: ## Ray's own slow tests (replicas, workers), in an environment with Ray (build/ray-venv)
+	@scripts/setup.sh build/ray-venv dev,plots,serve,ray
+	build/ray-venv/bin/python -m pytest -q -rs -m slow tests/test_ray_serve.py tests/test_ray_capture.py
 
 sglang: setup ## SGLang's released wheel (read, not installed) against what our plug-in needs of it
 	@ls build/sglang/*.whl >/dev/null 2>&1 || $(BIN)/python -m pip download -q --no-deps --only-binary :all: -d build/sglang \

@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
 """tau by prompt length, chat template, system prompt and language, decoded live and greedily.
 
-The prompts are our own: regimes.json beside this file, and for the long ones windows of this repository's pages.
+The prompts are our own, and stay what they are: regimes.json beside this file, and for the long ones windows of
+regimes.txt, which is a copy of this repository's pages as they once were. Every tau has its 95 % interval, from drawing
+prompts anew; with eight of them it is rather too narrow than too wide.
 
     scripts/regimes.py OUT.json [LENGTH ...] [--minutes 60]
 
@@ -21,9 +23,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from kept import Kept, TimeIsUp
 
 from secondguess import LLM, SamplingParams
+from secondguess.bench.acceptance import estimate, gain_of, named, tau_of
 from secondguess.bench.metrics import is_looping
 from secondguess.commands.record import make_record, write_json
 from secondguess.config import TreeConfig
@@ -31,12 +35,11 @@ from secondguess.drafter.checkpoint import weights_digest
 from secondguess.drafter.shipped import find_drafter
 from secondguess.types import Output, Request, Speculation
 
-ROOT = Path(__file__).parents[1]
-WORDING = Path(__file__).with_suffix(".json")
+WORDING, TEXT = (Path(__file__).with_suffix(suffix) for suffix in (".json", ".txt"))
 PLAIN, *DRAFTED = METHODS = ("ar", "eagle3.1", "pr")
 BUDGET, MAX_TOKENS = 24, 96
 LENGTHS = (128, 512, 2048, 4096, 8000)
-WINDOWS = 2  # prompts of each length
+WINDOWS = 8  # prompts of each length, if the text has so many that share no word
 Ids = tuple[int, ...]
 
 
@@ -49,6 +52,8 @@ def by_wording(llm: LLM) -> Iterator[tuple[str, list[Ids]]]:
     known = json.loads(WORDING.read_text(encoding="utf-8"))
     english = known["questions"]["English"]
     yield "no chat template", [llm.encode(question) for question in english]
+    for name, template in known["templates"].items():
+        yield f"chat template: {name}", [llm.encode(template.replace("{question}", q)) for q in english]
     for name, system in known["systems"].items():
         yield f"system prompt: {name}", [chat(llm, question, system) for question in english]
     for language, questions in known["questions"].items():
@@ -56,11 +61,11 @@ def by_wording(llm: LLM) -> Iterator[tuple[str, list[Ids]]]:
 
 
 def by_length(llm: LLM, lengths: Sequence[int]) -> Iterator[tuple[str, list[Ids]]]:
-    pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-    text = llm.encode("\n".join(page.read_text(encoding="utf-8") for page in pages))
+    text = llm.encode(TEXT.read_text(encoding="utf-8"))
     for length in lengths:
-        step = (len(text) - length) // WINDOWS
-        windows = [llm.decode(text[i * step : i * step + length]) for i in range(WINDOWS)]
+        count = min(WINDOWS, len(text) // length)
+        starts = [i * (len(text) // count) for i in range(count)]
+        windows = [llm.decode(text[start : start + length]) for start in starts]
         yield f"length {length}", [chat(llm, f"{window}\n\nWhat is this text about?") for window in windows]
 
 
@@ -91,27 +96,32 @@ def answers(llm: LLM, kept: Kept, prompts: Sequence[Ids]) -> dict[str, list[dict
 
 
 def row(regime: str, prompts: Sequence[Ids], found: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
-    """``tau METHOD`` is over prompts whose plain text does not loop (None if all do), ``tau METHOD, all`` over all."""
+    """``tau_METHOD`` is over prompts whose plain text does not loop (None if all do), ``tau_all_METHOD`` over all;
+    ``gain_pr`` is how much larger PR's is than EAGLE-3.1's. Each with its interval (``_low``, ``_high``).
+    """
     plain = [answer["token_ids"] for answer in found[PLAIN]]
     fresh = [not is_looping(tokens) for tokens in plain]
+    tables_P2 = {method: tokens_and_cycles(found[method]) for method in DRAFTED}
+    both_P4 = np.hstack([tables_P2["pr"], tables_P2["eagle3.1"]])
     what: dict[str, Any] = {
         "regime": regime,
         "prompt_tokens": [len(ids) for ids in prompts],
         "tokens": sum(map(len, plain)),
         "looping": len(prompts) - sum(fresh),
     }
+    for which, chosen in (("", fresh), ("all_", [True] * len(plain))):
+        for method, table_P2 in tables_P2.items():
+            what |= named(f"tau_{which}{method}", estimate(table_P2[chosen], tau_of))
+        what |= named(f"gain_{which}pr", estimate(both_P4[chosen], gain_of))
     for method in DRAFTED:
-        mine = found[method]
-        what[f"tau {method}"] = tau([answer for answer, counts in zip(mine, fresh, strict=True) if counts])
-        what[f"tau {method}, all"] = tau(mine)
-        same = zip(mine, plain, strict=True)
-        what[f"identical {method}"] = sum(answer["token_ids"] == tokens for answer, tokens in same)
+        same = zip(found[method], plain, strict=True)
+        what[f"identical_{method}"] = sum(answer["token_ids"] == tokens for answer, tokens in same)
     return what
 
 
-def tau(found: Sequence[dict[str, Any]]) -> float | None:
-    cycles = sum(answer["cycles"] for answer in found)
-    return 1 + sum(answer["accepted"] for answer in found) / cycles if cycles else None
+def tokens_and_cycles(found: Sequence[dict[str, Any]]) -> np.ndarray:
+    """float64 [P, 2], by prompt."""
+    return np.array([(answer["accepted"] + answer["cycles"], answer["cycles"]) for answer in found], np.float64)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

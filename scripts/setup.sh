@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
 # Creates .venv and installs everything that `make demo`, `make test` and `make check` need.
-# A stamp in .venv says for which folder, packages and versions that was finished; then there is nothing to do.
-# An interrupted setup leaves no stamp and is done again. PYTHON=... picks the interpreter of a new .venv;
+# Another one beside it: scripts/setup.sh FOLDER EXTRAS (such as dev,ray).
+# A stamp in there says for which folder, packages and versions that was finished; then there is nothing to do.
+# An interrupted setup leaves no stamp and is done again. PYTHON=... picks the interpreter of a new one;
 # pip's own settings (PIP_INDEX_URL, PIP_EXTRA_INDEX_URL, its config files, ...) are used, and decide where torch is from.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-venv=.venv
+venv=${1:-.venv}
+extras=${2:-dev,plots,serve}
 stamp=$venv/setup.stamp
 log=$venv/setup.log
 need_mb=4000
@@ -88,7 +90,7 @@ install() { # WHAT PIP-ARGUMENTS...
         fail "could not install $what: $(explain) (all of pip's output: $log)"
 }
 
-wanted=$({ pwd; cat pyproject.toml constraints.txt scripts/setup.sh; } | cksum)
+wanted=$({ pwd; echo "$extras"; cat pyproject.toml constraints.txt scripts/setup.sh; } | cksum)
 if [ -x $venv/bin/python ] && [ "$(cat $stamp 2>/dev/null)" = "$wanted" ]; then
     say "up to date (make it anew: rm -r $venv)"
     exit 0
@@ -99,7 +101,7 @@ torch=$(grep '^torch==' constraints.txt)
 xgrammar=$(grep '^xgrammar==' constraints.txt)
 create_venv
 has_torch || install_torch
-install "secondguess, its libraries and the development tools" --constraint constraints.txt --editable '.[dev,plots,serve]'
+install "secondguess, its libraries and the development tools" --constraint constraints.txt --editable ".[$extras]"
 # Without what they ask for: triton is large, and on the CPU of no use to grammars (a CUDA build of torch brings it).
 install "grammars ($xgrammar)" --constraint constraints.txt --no-deps "$xgrammar" apache-tvm-ffi
 if command -v chromium chromium-browser google-chrome >/dev/null; then

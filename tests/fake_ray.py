@@ -9,6 +9,21 @@ from typing import Any
 
 
 @dataclass
+class Client:
+    """What tells of Ray Serve on a cluster."""
+
+    cluster: Cluster
+
+    @property
+    def http_config(self) -> SimpleNamespace | None:
+        return self.cluster.http
+
+    def get_serve_details(self) -> dict[str, Any]:
+        routes = self.cluster.routes
+        return {"applications": {n: {"route_prefix": r, "status": "RUNNING"} for n, r in routes.items()}}
+
+
+@dataclass
 class Cluster:
     """``http``: options of Ray Serve's proxies, None where it does not run. ``routes``: applications."""
 
@@ -47,18 +62,15 @@ class Cluster:
         self.http = None
         self.routes.clear()
 
-    def client(self, raise_if_no_controller_running: bool = True) -> SimpleNamespace | None:
-        if self.http is None:
-            return None
-        found = {name: {"route_prefix": route, "status": "RUNNING"} for name, route in self.routes.items()}
-        return SimpleNamespace(http_config=self.http, get_serve_details=lambda: {"applications": found})
+    def client(self, raise_if_no_controller_running: bool = True) -> Client | None:
+        return Client(self) if self.http else None
 
     def packages(self) -> dict[str, ModuleType]:
         """For ``sys.modules``."""
         ray, serve, context = (ModuleType(name) for name in ("ray", "ray.serve", "ray.serve.context"))
-        vars(ray).update(init=self.init, shutdown=self.disconnect, serve=serve)
+        vars(ray).update(__version__="2.99", init=self.init, shutdown=self.disconnect, serve=serve)
         for name in ("deployment", "start", "run", "delete", "status", "shutdown"):
             setattr(serve, name, getattr(self, name))
         vars(serve).update(ingress=lambda make: lambda kind: kind, context=context)
-        vars(context).update(_get_global_client=self.client)
+        vars(context).update(_get_global_client=self.client, ServeControllerClient=Client)
         return {module.__name__: module for module in (ray, serve, context)}

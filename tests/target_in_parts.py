@@ -12,12 +12,12 @@ from secondguess.engine.thread import run
 from secondguess.target.hf import HFTarget
 from secondguess.target.spread import load_spread
 
-PROMPTS = ["ab", "cde fgh", "i", "jk lmn", "opq"]
+PROMPTS = ["ab", "cde fgh", "cde fgh", "i", "jk lmn", "opq"]  # the one that comes twice is read once
 METHODS = ("pr:budget=12", "pr:budget=auto")
 
 
 def decode(target: HFTarget, drafter: Path, method: str) -> list[list[int]]:
-    """Tokens of five requests, of which three run at a time and each is sampled with settings of its own."""
+    """Tokens of six requests, of which three run at a time and each is sampled with settings of its own."""
     llm = LLM(target, drafter if method != "ar" else None, method=method, max_batch_size=3, max_model_len=64)
     params = [
         SamplingParams(temperature=i % 2 * 0.8, seed=i, max_tokens=6 + 3 * i, ignore_eos=True)

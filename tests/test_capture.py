@@ -202,6 +202,7 @@ def test_one_writer_per_folder(tmp_path: Path) -> None:
         (["--workers", "0"], "--workers must be at least 1, got 0"),
         (["--workers", "2"], "say with --worker-gpus how many GPUs each takes"),
         (["--worker-gpus", "1"], "--worker-gpus is for --workers"),
+        (["--shared-storage", "states"], "--shared-storage is for --endpoint"),
     ],
 )
 def test_flags_that_do_not_go_together(flags: list[str], said: str, capsys) -> None:

@@ -12,7 +12,8 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,7 @@ from ports import free_port
 from secondguess import LLM, SamplingParams
 
 REPLICA = b"ray::ServeReplica:secondguess"
+PARENT = 1  # in /proc/PID/stat, after the command's name in brackets
 BODY = {"model": "target", "prompt": "hello", "max_tokens": 64, "seed": 7, "temperature": 1.0}
 MORE = {"ignore_eos": True}
 
@@ -44,22 +46,35 @@ def process(command: list[str], folder: Path, **settings: str) -> Iterator[subpr
             running.wait(60)
 
 
+@dataclass(frozen=True, slots=True)
+class Served:
+    """``cluster``: the process that started it."""
+
+    url: str
+    cluster: int
+
+    @property
+    def replicas(self) -> list[int]:
+        return replicas(self.cluster)
+
+
 @pytest.fixture(scope="module")
-def url(folder: Path) -> Iterator[str]:
-    """Of a server on a cluster of its own, of this machine alone."""
+def served(folder: Path) -> Iterator[Served]:
+    """A server on a cluster of its own, of this machine alone."""
     port, ray_port = free_port(), free_port()
-    head = [str(Path(sys.executable).with_name("ray")), "start", "--head", "--block", "--include-dashboard=false"]
+    start = [str(Path(sys.executable).with_name("ray")), "start", "--head", "--block", "--include-dashboard=false"]
+    start += ["--num-cpus=2", "--node-ip-address=127.0.0.1", f"--port={ray_port}"]
     models = ["target", "--drafter", "drafters/pr", "--served-model-name", "target", "--max-batch-size", "2"]
     flags = ["--port", str(port), "--ray", "--device", "cpu", "--replicas", "2"]
     flags += ["--replica-cpus", "0.1", "--drain-timeout", "5"]
     serve, cluster = [sys.executable, "-m", "secondguess", "serve", *models, *flags], f"127.0.0.1:{ray_port}"
     known = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}  # to this cluster and its clients
-    with process([*head, "--num-cpus=2", "--node-ip-address=127.0.0.1", f"--port={ray_port}"], folder, **known):
+    with process(start, folder, **known) as head:
         wait_for_port(ray_port)
         start_proxy(port, os.environ | known | {"RAY_ADDRESS": cluster})
         with process(serve, folder, RAY_ADDRESS=cluster, **known) as server:
             wait_for(f"http://127.0.0.1:{port}", server, folder / "log")
-            yield f"http://127.0.0.1:{port}"
+            yield Served(f"http://127.0.0.1:{port}", head.pid)
         assert server.returncode == 0
 
 
@@ -94,24 +109,40 @@ def wait_for(address: str, server: subprocess.Popen[bytes], log: Path) -> None:
     pytest.fail(log.read_text())
 
 
-def replicas() -> list[int]:
-    """The processes of replicas on this machine."""
+def parents() -> dict[int, int]:
+    """By process of this machine."""
+    found = {}
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has just ended
+            found[int(entry.parent.name)] = int(entry.read_text().rpartition(")")[2].split()[PARENT])
+    return found
+
+
+def descendants(pid: int) -> Iterator[int]:
+    """Processes that it started, and those that they started."""
+    family, known = {pid}, parents()
+    while new := {child for child, parent in known.items() if parent in family} - family:
+        family |= new
+        yield from new
+
+
+def replicas(cluster: int) -> list[int]:
+    """The processes of replicas, of this cluster alone: there may be others on the machine."""
     found = []
-    for entry in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            if entry.read_bytes().startswith(REPLICA):
-                found.append(int(entry.parent.name))
-        except OSError:  # it has just ended
-            pass
+    for pid in descendants(cluster):
+        with suppress(OSError):
+            if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(REPLICA):
+                found.append(pid)
     return found
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_streams_through_the_proxy(folder: Path, url: str) -> None:
+def test_streams_through_the_proxy(folder: Path, served: Served) -> None:
     params = SamplingParams(temperature=1.0, seed=7, max_tokens=64, ignore_eos=True)
     expected = LLM(folder / "target", method="ar").generate("hello", params)[0].text
-    with httpx.stream("POST", f"{url}/v1/completions", json=BODY | MORE | {"stream": True}, timeout=60) as answer:
+    body = BODY | MORE | {"stream": True}
+    with httpx.stream("POST", f"{served.url}/v1/completions", json=body, timeout=60) as answer:
         lines = [line.removeprefix("data: ") for line in answer.iter_lines() if line]
     assert lines[-1] == "[DONE]"
     texts = [choice["text"] for line in lines[:-1] for choice in json.loads(line)["choices"]]
@@ -121,18 +152,18 @@ def test_streams_through_the_proxy(folder: Path, url: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_killed_replica_costs_no_request(url: str) -> None:
+def test_a_killed_replica_costs_no_request(served: Served) -> None:
     """Those in flight on it fail with a 5xx, which OpenAI's client sends again; nobody else notices."""
-    assert len(replicas()) == 2
-    client = OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=8, timeout=60)
+    assert len(served.replicas) == 2
+    client = OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=8, timeout=60)
     expected = client.completions.create(**BODY, extra_body=MORE).choices[0].text
     with ThreadPoolExecutor(8) as pool:
         answers = [pool.submit(client.completions.create, **BODY, extra_body=MORE) for _ in range(40)]
         next(iter(answers)).result()
-        os.kill(replicas()[0], signal.SIGKILL)
+        os.kill(served.replicas[0], signal.SIGKILL)
         assert {answer.result().choices[0].text for answer in answers} == {expected}
     for _ in range(120):
-        if len(replicas()) == 2:
+        if len(served.replicas) == 2:
             break
         time.sleep(1)
-    assert len(replicas()) == 2, "another one stands in for the one that died"
+    assert len(served.replicas) == 2, "another one stands in for the one that died"

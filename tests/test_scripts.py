@@ -7,8 +7,9 @@ import json
 import shutil
 import sys
 from collections.abc import Callable
+from itertools import groupby
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -70,11 +71,12 @@ def test_regimes_go_on_where_they_were(
     load: Load, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     regimes = load("regimes")
-    known = {"questions": {"English": ["Why?", "How?"], "German": ["Warum?", "Wie?"]}, "systems": {"short": "Be brief"}}
-    (tmp_path / "wording.json").write_text(json.dumps(known))
-    (tmp_path / "docs").mkdir()
-    (tmp_path / "README.md").write_text("A page of more than forty words. " * 9)
-    for name, value in {"MAX_TOKENS": 4, "WORDING": tmp_path / "wording.json", "ROOT": tmp_path}.items():
+    questions = {"English": ["Why?", "How?"], "German": ["Warum?", "Wie?"]}
+    known = {"questions": questions, "templates": {"Q": "Q: {question} A:"}, "systems": {"short": "Be brief"}}
+    wording, text = tmp_path / "wording.json", tmp_path / "text.txt"
+    wording.write_text(json.dumps(known))
+    text.write_text("A page of more than forty words. " * 9)
+    for name, value in {"MAX_TOKENS": 4, "WINDOWS": 2, "WORDING": wording, "TEXT": text}.items():
         monkeypatch.setattr(regimes, name, value)
     out, decode, decoded = tmp_path / "out.json", regimes.decode, list[Any]()
 
@@ -94,23 +96,43 @@ def test_regimes_go_on_where_they_were(
     assert regimes.main(command) == 0
     found = json.loads(out.read_text())
     assert len(decoded) == 1 + len(set(decoded)), "but for the one that was interrupted none was begun twice"
-    names = ["no chat template", "system prompt: short", "English", "German", "length 40"]
+    names = ["no chat template", "chat template: Q", "system prompt: short", "English", "German", "length 40"]
     assert [row["regime"] for row in found["rows"]] == names
-    assert all(row["identical pr"] == len(row["prompt_tokens"]) for row in found["rows"])
-    assert all(row["tau pr, all"] >= 1 for row in found["rows"])
+    assert all(row["identical_pr"] == len(row["prompt_tokens"]) == 2 for row in found["rows"])
+    assert all(row["tau_all_pr"] >= row["tau_all_pr_low"] >= 1 for row in found["rows"])
     assert found["revisions"]
 
 
 def test_looping_prompts_are_left_out_of_tau(load: Load) -> None:
     regimes = load("regimes")
-    texts = [list(range(20)), [7] * 20]
+    texts = [list(range(20)), list(range(20)), [7] * 20]
+    accepted = {"ar": (0, 0, 0), "eagle3.1": (2, 2, 8), "pr": (2, 6, 8)}
     found = {
-        method: [{"token_ids": t, "cycles": 4, "accepted": a} for t, a in zip(texts, (2, 8), strict=True)]
+        method: [{"token_ids": t, "cycles": 4, "accepted": n} for t, n in zip(texts, accepted[method], strict=True)]
         for method in regimes.METHODS
     }
-    row = regimes.row("any", [(1, 2), (3,)], found)
-    assert (row["tau pr"], row["tau pr, all"], row["looping"]) == (1.5, 2.25, 1)
-    assert regimes.row("any", [(3,)], {m: answers[1:] for m, answers in found.items()})["tau pr"] is None
+    row = regimes.row("any", [(1, 2), (3,), (4,)], found)
+    assert (row["tau_pr"], row["tau_all_pr"], row["looping"]) == (2.0, 28 / 12, 1)
+    assert (row["tau_pr_low"], row["tau_pr_high"]) == (1.5, 2.5), "one of the two prompts, drawn twice"
+    assert (row["tau_eagle3.1_low"], row["tau_eagle3.1_high"]) == (1.5, 1.5)
+    assert row["gain_pr"] == pytest.approx(2.0 / 1.5 - 1)
+    assert (row["gain_pr_low"], row["gain_pr_high"]) == pytest.approx((0.0, 2.5 / 1.5 - 1))
+    assert regimes.row("any", [(4,)], {m: answers[2:] for m, answers in found.items()})["tau_pr"] is None
+
+
+def test_regimes_have_eight_prompts_that_share_nothing(load: Load) -> None:
+    regimes = load("regimes")
+    known = json.loads(regimes.WORDING.read_text(encoding="utf-8"))
+    assert {len(set(questions)) for questions in known["questions"].values()} == {8}
+    text = regimes.TEXT.read_text(encoding="utf-8").split()
+    llm = SimpleNamespace(encode=lambda given: text if isinstance(given, str) else given[0]["content"], decode=" ".join)
+    eighth, third = len(text) // 8, len(text) // 3
+    (_, eight), (_, three) = regimes.by_length(llm, [eighth, third])
+    asked = "\n\nWhat is this text about?"
+    assert [prompt.removesuffix(asked) for prompt in eight] == [
+        " ".join(text[i * eighth : (i + 1) * eighth]) for i in range(8)
+    ]
+    assert len(three) == 3, "the text has no more of that length"
 
 
 def test_vllm_is_compared_with_itself_and_with_our_chains(load: Load, tmp_path: Path) -> None:
@@ -155,12 +177,19 @@ def test_a_round_is_of_one_drafter_and_one_machine(load: Load, tiny: Path) -> No
         assert rounds[method]["machine"] == describe()
 
 
-def test_the_plan_prints_what_prompts_take(load: Load) -> None:
-    scale = load("scale")
-    gpus, model = scale.Gpus(), scale.Model()
-    rows = list(scale.replicas(gpus, model, scale.cost_model(gpus, model, scale.DrafterShape(parts=8)), 0.02))
-    assert [row[0] for row in rows] == ["plain", "EAGLE-3.1", "PR"]
-    assert [row[-1] for row in rows] == ["36%", "69%", "69%"]
+def tables(text: str) -> list[list[str]]:
+    """Markdown's, each as its lines."""
+    parts = groupby(text.splitlines(), lambda line: line.startswith("|"))
+    return [list(lines) for is_table, lines in parts if is_table]
+
+
+def test_the_plan_in_the_docs_is_the_one_that_is_printed(load: Load, capsys: pytest.CaptureFixture[str]) -> None:
+    load("scale").plan()
+    printed = tables(capsys.readouterr().out)
+    assert len(printed) == 4
+    heads = [table[0] for table in printed]
+    shown = tables((SCRIPTS.parent / "docs" / "scale.md").read_text(encoding="utf-8"))
+    assert [table for table in shown if table[0] in heads] == printed, "put in what scripts/scale.py plan prints"
 
 
 def test_every_case_is_measured_and_simulated(

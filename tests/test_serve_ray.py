@@ -14,7 +14,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from fake_ray import Cluster
+from fake_ray import Client, Cluster
 from ports import free_port
 from secondguess.cli import main, parser_of
 from secondguess.commands.serve_ray import check_models, portable, take_port
@@ -23,7 +23,7 @@ from secondguess.device import check_share
 from secondguess.engine.thread import submit
 from secondguess.errors import UserError
 from secondguess.methods import parse_method
-from secondguess.server.replicas import Replica, Replicas
+from secondguess.server.replicas import Address, Replica, Replicas
 from secondguess.server.settings import Settings
 
 SETTINGS = Settings(served_model_name="models/tiny", max_queue=7, request_timeout=60, drain_timeout=1)
@@ -140,7 +140,7 @@ def test_ports(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
-    cluster, ours = Cluster(), ("ray_cluster", "ray_serve")
+    cluster, ours = Cluster(), ("ray_cluster", "ray_inside", "ray_serve")
     for name, module in cluster.packages().items():
         monkeypatch.setitem(sys.modules, name, module)
     for name in ours:
@@ -153,6 +153,14 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
         sys.modules.pop(f"secondguess.integrations.{name}", None)
 
 
+def test_what_another_release_lacks_is_named(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(Client, "http_config")
+    monkeypatch.setattr(sys.modules["ray.serve"], "delete", lambda name: None)
+    lacks = r"Ray 2\.99 has no ray\.serve\.delete\(_blocking\), ServeControllerClient\.http_config as Ray 2\.60 has"
+    with pytest.raises(UserError, match=lacks):
+        importlib.import_module("secondguess.integrations.ray_inside")
+
+
 @pytest.fixture
 def ray_serve(cluster: Cluster) -> ModuleType:
     pytest.importorskip("fastapi")
@@ -160,7 +168,7 @@ def ray_serve(cluster: Cluster) -> ModuleType:
 
 
 def test_ray_serve_is_told_our_limits_and_ends_with_us(cluster: Cluster, ray_serve: ModuleType) -> None:
-    wanted = ray_serve.Address("127.0.0.1", 8123, 60)
+    wanted = Address("127.0.0.1", 8123, 60)
     with ray_serve.deployed(lambda: None, Replicas(replicas=2), SETTINGS, 4, wanted) as there:
         assert there == wanted
         assert cluster.http == SimpleNamespace(host="127.0.0.1", port=8123, request_timeout_s=60)
@@ -174,8 +182,8 @@ def test_ray_serve_is_told_our_limits_and_ends_with_us(cluster: Cluster, ray_ser
 def test_other_applications_stay(cluster: Cluster, ray_serve: ModuleType, caplog: pytest.LogCaptureFixture) -> None:
     cluster.http = SimpleNamespace(host="0.0.0.0", port=8000, request_timeout_s=None)
     cluster.routes["theirs"] = "/theirs"
-    with ray_serve.deployed(lambda: None, Replicas(), SETTINGS, 4, ray_serve.Address("127.0.0.1", 8123, 60)) as there:
-        assert there == ray_serve.Address("0.0.0.0", 8000, None)
+    with ray_serve.deployed(lambda: None, Replicas(), SETTINGS, 4, Address("127.0.0.1", 8123, 60)) as there:
+        assert there == Address("0.0.0.0", 8000, None)
         assert cluster.routes.keys() == {"theirs", "secondguess-models-tiny"}
     assert cluster.routes == {"theirs": "/theirs"}
     assert cluster.http.port == 8000
@@ -185,7 +193,7 @@ def test_other_applications_stay(cluster: Cluster, ray_serve: ModuleType, caplog
 
 
 def test_applications_of_others_since_we_started_ray_serve_stay(cluster: Cluster, ray_serve: ModuleType) -> None:
-    with ray_serve.deployed(lambda: None, Replicas(), SETTINGS, 4, ray_serve.Address("127.0.0.1", 8123, 60)):
+    with ray_serve.deployed(lambda: None, Replicas(), SETTINGS, 4, Address("127.0.0.1", 8123, 60)):
         cluster.routes["theirs"] = "/theirs"
     assert cluster.routes == {"theirs": "/theirs"}
     assert cluster.http is not None
@@ -195,7 +203,7 @@ def test_applications_of_others_since_we_started_ray_serve_stay(cluster: Cluster
 def test_no_other_application_is_replaced(name: str, route: str, cluster: Cluster, ray_serve: ModuleType) -> None:
     cluster.http = SimpleNamespace(host="0.0.0.0", port=8000, request_timeout_s=None)
     cluster.routes[name] = route
-    address = ray_serve.Address("0.0.0.0", 8000, None)
+    address = Address("0.0.0.0", 8000, None)
     in_the_way = pytest.raises(UserError, match=f"application {name} of that cluster has the route / or the name")
     with in_the_way, ray_serve.deployed(lambda: None, Replicas(), SETTINGS, 4, address):
         pytest.fail("it is not deployed")
@@ -205,7 +213,7 @@ def test_no_other_application_is_replaced(name: str, route: str, cluster: Cluste
 def test_what_cannot_start_is_deleted(cluster: Cluster, ray_serve: ModuleType) -> None:
     cluster.http = SimpleNamespace(host="0.0.0.0", port=8000, request_timeout_s=None)
     cluster.broken = True
-    address = ray_serve.Address("0.0.0.0", 8000, None)
+    address = Address("0.0.0.0", 8000, None)
     with (
         pytest.raises(RuntimeError, match="deploying failed"),
         ray_serve.deployed(lambda: None, Replicas(), SETTINGS, 4, address),

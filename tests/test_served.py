@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 pytest.importorskip("httpx2")
 
@@ -58,7 +58,9 @@ def server(
     extracts: bool = True,
     layers: Sequence[int] = EAGLE3,
     on_prompt: Callable[[list[int]], object] = lambda ids: None,
+    names: Path | None = None,
 ) -> Iterator[str]:
+    """``names``: the file that it names, whatever it wrote."""
     one_at_a_time = threading.Lock()
 
     class Handler(BaseHTTPRequestHandler):
@@ -70,7 +72,7 @@ def server(
                 states = raw_states(target, ids, layers)
             save_file({"hidden_states": states, "token_ids": torch.tensor(ids)}, path)
             path.with_name(path.name + ".lock").touch()
-            said = {"kv_transfer_params": {"hidden_states_path": str(path)} if extracts else None}
+            said = {"kv_transfer_params": {"hidden_states_path": str(names or path)} if extracts else None}
             body = json.dumps(said).encode()
             self.send_response(200)
             self.send_header("content-length", str(len(body)))
@@ -93,7 +95,7 @@ def test_served_states_are_those_of_the_target(tmp_path: Path) -> None:
     target, twin = tiny_target("llama", 3), tiny_target("llama", 3)  # float64: the twin's own forward is still there
     (tmp_path / "files").mkdir()
     with server(twin, tmp_path / "files") as url:
-        source = Served(url, "tiny", None, target, SEQUENCES)
+        source = Served(url, "tiny", None, tmp_path, target, SEQUENCES)
         for ours, theirs in zip(source.read([2, 0]), Live(target, SEQUENCES).read([2, 0]), strict=True):
             torch.testing.assert_close(ours.hidden_TKH, theirs.hidden_TKH)
             assert torch.equal(ours.best_T, theirs.best_T)
@@ -107,10 +109,10 @@ def test_served_states_are_those_of_the_target(tmp_path: Path) -> None:
 def test_servers_that_extract_nothing_or_something_else_are_named(tmp_path: Path) -> None:
     target = tiny_target("llama", 3)
     with server(target, tmp_path, extracts=False) as url, pytest.raises(UserError, match="extracts no hidden states"):
-        Served(url, "tiny", None, target, SEQUENCES).read([0])
+        Served(url, "tiny", None, tmp_path, target, SEQUENCES).read([0])
     few = pytest.raises(UserError, match=r"extracts states \(5, 3, 32\)")
     with server(target, tmp_path, layers=EAGLE3[:3]) as url, few:
-        Served(url, "tiny", None, target, SEQUENCES).read([0])
+        Served(url, "tiny", None, tmp_path, target, SEQUENCES).read([0])
 
 
 @pytest.mark.parametrize("layers", [(1, 3, 4, 8), (3, 5, 6, 8), (2, 4, 5, 7), (2, 5, 4, 8)])
@@ -119,16 +121,50 @@ def test_a_server_that_extracts_other_layers_is_named(tmp_path: Path, layers: tu
     target, twin = tiny_target("llama", 3), tiny_target("llama", 3)
     said = re.escape(f"extracts the states {[*layers]} of 8 layers, not [2, 4, 5, 8]")
     with server(twin, tmp_path, layers=layers) as url, pytest.raises(UserError, match=said):
-        Served(url, "tiny", None, target, SEQUENCES).check()
+        Served(url, "tiny", None, tmp_path, target, SEQUENCES).check()
 
 
 def test_a_server_that_extracts_the_layers_of_a_drafter(tmp_path: Path) -> None:
     target, twin, own = tiny_target("llama", 3), tiny_target("llama", 3), (1, 4, 7)
     with server(twin, tmp_path, layers=(*own, 8)) as url:
-        source = Served(url, "tiny", None, target, SEQUENCES, own)
+        source = Served(url, "tiny", None, tmp_path, target, SEQUENCES, own)
         source.check()
         [ours], [theirs] = source.read([2]), Live(target, SEQUENCES, own).read([2])
     torch.testing.assert_close(ours.hidden_TKH, theirs.hidden_TKH)
+
+
+@pytest.mark.parametrize("named", ["mine", "states/../mine", "states/link"])
+def test_files_elsewhere_are_not_touched(named: str, tmp_path: Path) -> None:
+    """A server that is wrong, or hostile, names a file of the user's."""
+    target, states = tiny_target("llama", 3), tmp_path / "states"
+    states.mkdir()
+    mine, lock = tmp_path / "mine", tmp_path / "mine.lock"
+    save_file({"hidden_states": torch.ones(3, 4, 32), "token_ids": torch.tensor(SEQUENCES[1])}, mine)
+    lock.touch()
+    (states / "link").symlink_to(mine)
+    outside = re.escape(f"names the file {mine.resolve()}, which is not in {states.resolve()}: give --shared-storage")
+    with server(target, states, names=tmp_path / named) as url, pytest.raises(UserError, match=outside):
+        Served(url, "tiny", None, states, target, SEQUENCES).read([1])
+    assert mine.exists()
+    assert lock.exists()
+
+
+@pytest.mark.parametrize(
+    ("write", "said"),
+    [
+        (lambda path: path.write_text("a list"), "no file of states"),
+        (lambda path: save_file({"weight": torch.ones(2)}, path), "holds weight and no states"),
+        (lambda path: save_file({"hidden_states": torch.ones(2), "token_ids": torch.ones(2)}, path), "other tokens"),
+    ],
+)
+def test_nothing_but_our_states_is_removed(write: Callable[[Path], object], said: str, tmp_path: Path) -> None:
+    target, mine, lock = tiny_target("llama", 3), tmp_path / "mine", tmp_path / "mine.lock"
+    write(mine)
+    lock.touch()
+    with server(target, tmp_path, names=mine) as url, pytest.raises(UserError, match=said):
+        Served(url, "tiny", None, tmp_path, target, SEQUENCES).read([1])
+    assert mine.exists()
+    assert lock.exists()
 
 
 def test_a_shard_is_asked_for_at_once_and_nothing_of_it_stays(tmp_path: Path) -> None:
@@ -137,7 +173,7 @@ def test_a_shard_is_asked_for_at_once_and_nothing_of_it_stays(tmp_path: Path) ->
     everybody = threading.Barrier(len(SEQUENCES), timeout=30)
     (tmp_path / "files").mkdir()
     with server(twin, tmp_path / "files", on_prompt=lambda ids: everybody.wait()) as url:
-        source = Served(url, "tiny", None, target, SEQUENCES)
+        source = Served(url, "tiny", None, tmp_path, target, SEQUENCES)
         store = plan_capture(target, SEQUENCES, tmp_path / "captures")
         fill(store, source, "tiny", lambda n: None)
     assert not store.missing
@@ -151,10 +187,12 @@ def test_a_shard_is_asked_for_at_once_and_nothing_of_it_stays(tmp_path: Path) ->
             time.sleep(0.5)
 
     with server(twin, tmp_path / "files", on_prompt=first_lies) as url:
-        source = Served(url, "tiny", None, target, SEQUENCES)
+        source = Served(url, "tiny", None, tmp_path, target, SEQUENCES)
         with pytest.raises(UserError, match="read other tokens than it was sent"):
             source.read(range(len(SEQUENCES)))
-        assert not list((tmp_path / "files").iterdir())
+        [stays, lock] = sorted((tmp_path / "files").iterdir())
+        assert load_file(stays)["token_ids"].tolist() == [2, 2, 3, 4, 5], "it is not what was asked for"
+        assert lock.name == f"{stays.name}.lock"
 
 
 @pytest.mark.timeout(60)
@@ -175,7 +213,7 @@ def test_nothing_stays_after_ctrl_c(tmp_path: Path) -> None:
         with server(twin, tmp_path / "files", on_prompt=slowly) as url:
             threading.Thread(target=interrupt, daemon=True).start()
             with pytest.raises(KeyboardInterrupt):
-                Served(url, "tiny", None, target, SEQUENCES).read([0, 1, 2])
+                Served(url, "tiny", None, tmp_path, target, SEQUENCES).read([0, 1, 2])
             assert not list((tmp_path / "files").iterdir())
     finally:
         signal.signal(signal.SIGINT, before)
@@ -194,7 +232,7 @@ def test_vllm_extracts_the_targets_states(tmp_path: Path) -> None:
     target = load_target(str(tmp_path / "target"))
     sequences = [tuple(range(1, 40)), (5, 6, 7, 8)]
     with vllm(tmp_path, target.spec.num_layers) as url:
-        source = Served(url, str(tmp_path / "target"), None, target, sequences)
+        source = Served(url, str(tmp_path / "target"), None, tmp_path / "states", target, sequences)
         source.check()
         states = source.read([0, 1])
     for ours, theirs in zip(states, Live(target, sequences).read([0, 1]), strict=True):

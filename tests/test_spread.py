@@ -4,18 +4,33 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import subprocess
 import sys
+from inspect import isfunction
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+import torch
 from transformers import LlamaConfig
 
 from secondguess.cli import main
+from secondguess.engine.slots import SlotCache
 from secondguess.errors import UserError
-from secondguess.target.load import load_target
-from secondguess.target.spread import WORKS, Work, check_shares, load_spread
+from secondguess.target import spread
+from secondguess.target.base import causal_rows
+from secondguess.target.load import find_files, load_target, read
+from secondguess.target.spread import (
+    NO_CACHE,
+    WORKS,
+    Follower,
+    Leader,
+    LeaderCache,
+    Work,
+    check_shares,
+    load_spread,
+)
 from target_in_parts import METHODS, decode
 from tiny_folder import save_tiny
 
@@ -55,7 +70,7 @@ def test_batches_and_budget_auto_are_as_in_one_process_and_an_error_ends_all(fol
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, env=settings)
     found = json.loads(out.read_text())
     plain = decode(load_target(str(folder / "target"), "float64"), folder / "drafters" / "pr", "ar")
-    assert [len(tokens) for tokens in plain] == [6, 9, 12, 15, 18]
+    assert [len(tokens) for tokens in plain] == [6, 9, 12, 15, 18, 21]
     assert found == dict.fromkeys(METHODS, plain)
     assert done.returncode == 1
     assert "no room for this pass" in done.stderr
@@ -64,6 +79,57 @@ def test_batches_and_budget_auto_are_as_in_one_process_and_an_error_ends_all(fol
 
 def test_what_followers_are_told_has_a_method() -> None:
     assert set(WORKS) == set(get_args(Work))
+
+
+def test_what_changes_a_cache_outside_a_pass_is_told_to_all() -> None:
+    """``stores`` only reads, and ``write`` is called by the layers, which run in every process."""
+    methods = {name for name in vars(SlotCache) if isfunction(vars(SlotCache)[name]) and not name.startswith("_")}
+    changing = methods - {"stores", "write"}
+    assert changing == {"release", "copy", "compact"}
+    assert changing <= vars(LeaderCache).keys()
+    assert changing <= set(WORKS)
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """What the others would have been told. Errors that would end the process raise SystemExit."""
+    told: list[bytes] = []
+    monkeypatch.setattr(spread, "send", told.append)
+    monkeypatch.setattr(spread, "end", lambda: None)
+    monkeypatch.setattr(spread.os, "_exit", sys.exit)
+    return told
+
+
+def leader_of(folder: Path) -> Leader:
+    return Leader(*read(find_files(str(folder / "target"), False, print), torch.float64))
+
+
+def test_followers_hold_what_the_first_process_holds(folder: Path, told: list[bytes]) -> None:
+    """Both are whole here, so that their K/V are the same ones, bit for bit."""
+    leader, follower = leader_of(folder), Follower(load_target(str(folder / "target"), "float64"))
+    cache = leader.new_cache(2, 16)
+    leader.forward(causal_rows(torch.tensor([0]), torch.tensor([[5, 6, 7, 8]]), 0), cache)
+    cache.copy(0, 1, 3)
+    cache.compact(torch.tensor([1]), torch.tensor([[2]]), torch.tensor([0]), torch.tensor([1]))
+    for said in told:
+        follower.do(said)
+    for layer in range(leader.spec.num_layers):
+        for ours, theirs in zip(cache.stores(layer), follower.caches[0].stores(layer), strict=True):
+            assert ours[1, :, :3].all(), "it was filled"
+            assert torch.equal(ours, theirs)
+
+
+def test_an_error_before_the_others_know_is_an_ordinary_one(folder: Path, told: list[bytes]) -> None:
+    leader = leader_of(folder)
+    leader._dropped.append(7)
+    with pytest.raises((pickle.PicklingError, AttributeError)), leader.all_do("logits", NO_CACHE, lambda: None):
+        pytest.fail("it cannot be told")
+    assert not told
+    with pytest.raises(SystemExit), leader.all_do("logits", NO_CACHE, 1):
+        raise MemoryError("no room for this pass")
+    [call] = map(pickle.loads, told)
+    assert call.dropped == (7,), "what was not told before is told now"
+    assert not leader._dropped
 
 
 def test_heads_that_cannot_be_shared_are_refused() -> None:

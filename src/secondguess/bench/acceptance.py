@@ -97,13 +97,22 @@ def by_depth(tallies: Sequence[Tally]) -> list[float]:
 
 def tau_with_interval(tallies: Sequence[Tally]) -> Estimate | None:
     """None without a cycle."""
-    return estimate(by_conversation(tallies), lambda sums_K: sums_K[0] / sums_K[1])
+    return estimate(by_conversation(tallies), tau_of)
 
 
 def paired_gain(ours: Sequence[Tally], theirs: Sequence[Tally]) -> Estimate | None:
     """By how much tau exceeds the other method's on the same texts, as a share of it. None without a cycle."""
-    sums_CK = np.concatenate((by_conversation(ours), by_conversation(theirs)), 1)
-    return estimate(sums_CK, lambda sums_K: sums_K[0] / sums_K[1] / (sums_K[2] / sums_K[3]) - 1)
+    return estimate(np.concatenate((by_conversation(ours), by_conversation(theirs)), 1), gain_of)
+
+
+def tau_of(sums_K: np.ndarray) -> Any:
+    """Of tokens and cycles; of many sums at once, [K, S], too."""
+    return sums_K[0] / sums_K[1]
+
+
+def gain_of(sums_K: np.ndarray) -> Any:
+    """Of our tokens and cycles, then theirs."""
+    return tau_of(sums_K) / tau_of(sums_K[2:]) - 1
 
 
 def by_conversation(tallies: Sequence[Tally]) -> np.ndarray:

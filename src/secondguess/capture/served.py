@@ -1,7 +1,8 @@
 """States from a vLLM server (``extract_hidden_states``), which may run the target on any number of GPUs.
 
 The server writes the states of each prompt to a file in ``shared_storage_path``; this process has to see that folder.
-Whoever imports this needs httpx2.
+What is read is removed, so a server is not believed: no file outside that folder is touched, and none is removed but
+one with the states of the tokens that we sent. Whoever imports this needs httpx2.
 
 T tokens, L tapped layers, K = L + 1 states, H hidden size.
 """
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -27,6 +29,7 @@ from secondguess.prepare.post import Server
 from secondguess.target.base import default_tap_layers
 from secondguess.target.hf import HFTarget
 
+STORAGE = Path("/dev/shm/states")  # where docs/scale.md has vLLM write
 ROOM = 64  # prompts on their way at once
 LAST_S = 10.0  # for answers to prompts that nobody wants any more
 
@@ -36,11 +39,13 @@ class Served:
     """A ``FeatureSource``. ``target``: its final norm and its head, which the server does not apply, are applied here.
 
     The server has to extract the inputs of ``layers`` of n layers, and "layer n": vLLM counts inputs, as we do.
+    ``storage``: its ``shared_storage_path``, as the user told us.
     """
 
     url: str
     model: str
     key: str | None
+    storage: Path
     target: HFTarget
     sequences: Sequence[Sequence[int]]
     tap_layers: tuple[int, ...] | None = None
@@ -51,7 +56,9 @@ class Served:
         return self.tap_layers or default_tap_layers(self.target.spec.num_layers)
 
     def read(self, indices: Sequence[int]) -> list[States]:
-        """Raises UserError if the server does not extract states, or not those, and what ``Server.post`` raises."""
+        """Raises UserError if the server does not extract states, or not those, or elsewhere than in ``storage``, and
+        what ``Server.post`` raises.
+        """
         return asyncio.run(self._read([self.sequences[i] for i in indices]))
 
     def check(self) -> None:
@@ -82,36 +89,34 @@ class Served:
         return [task.result() for task in tasks]
 
     async def _one(self, server: Server, room: asyncio.Semaphore, ids: Sequence[int]) -> States:
-        """Leaves no file behind, not even if another sequence failed meanwhile, or the user wants no more."""
+        """Leaves no states of ours behind, not even if another sequence failed, or the user wants no more."""
         async with room:
             asked = asyncio.ensure_future(self._ask(server, ids))
             try:
                 path = await asyncio.shield(asked)
             except asyncio.CancelledError:
-                await self._forget(asked)
+                await self._forget(asked, ids)
                 raise
-            try:
-                return self._states(await asyncio.to_thread(written, path), ids)
-            finally:
-                remove(path)
+            return self._states(await asyncio.to_thread(take, path, ids, self.url), ids)
 
-    async def _forget(self, asked: asyncio.Future[Path]) -> None:
+    async def _forget(self, asked: asyncio.Future[Path], ids: Sequence[int]) -> None:
         """The server goes on with what it was asked for, and only its answer names the file."""
         with suppress(Exception):
-            remove(await asyncio.wait_for(asked, LAST_S))
+            await asyncio.to_thread(take, await asyncio.wait_for(asked, LAST_S), ids, self.url)
 
     async def _ask(self, server: Server, ids: Sequence[int]) -> Path:
-        """The file that the server is writing."""
+        """The file that the server is writing; in ``storage``, links and ``..`` followed."""
         fields = {"model": self.model, "prompt": list(ids), "max_tokens": 1, "temperature": 0.0}
         said: dict[str, Any] = (await server.post("completions", fields)).get("kv_transfer_params") or {}
         path = said.get("hidden_states_path")
         require(path is not None, f"{self.url} extracts no hidden states: start vLLM as docs/scale.md says")
-        return Path(str(path))
+        file, storage = Path(str(path)).resolve(), self.storage.resolve()
+        outside = f"{self.url} names the file {file}, which is not in {storage}"
+        require(file.is_relative_to(storage), f"{outside}: give --shared-storage vLLM's shared_storage_path")
+        return file
 
-    def _states(self, found: dict[str, Tensor], ids: Sequence[int]) -> States:
-        same = found["token_ids"].tolist() == list(ids)
-        require(same, f"{self.url} read other tokens than it was sent: does it run this target?")
-        target, raw_TKH = self.target, found["hidden_states"]
+    def _states(self, raw_TKH: Tensor, ids: Sequence[int]) -> States:
+        target = self.target
         wanted = (len(ids), len(self.layers) + 1, target.spec.hidden_size)
         require(
             raw_TKH.shape == wanted, f"{self.url} extracts states {tuple(raw_TKH.shape)}, not {wanted}: see its layers"
@@ -135,19 +140,26 @@ def normed(target: HFTarget, states_TH: Tensor) -> Tensor:
     return target.model.base_model.norm(states_TH.to(target.spec.device, target.spec.dtype))
 
 
-def written(path: Path) -> dict[str, Tensor]:
-    """What the server wrote, once it has: its writer holds a lock meanwhile."""
+def take(path: Path, ids: Sequence[int], url: str) -> Tensor:
+    """The states [T, K, H] of ``ids``, from the file that ``url`` named, which is removed.
+
+    Its writer holds a lock until it is whole. Raises UserError, and leaves it, if it is anything else than that.
+    """
     try:
         with lock_of(path).open() as held:
             fcntl.flock(held, fcntl.LOCK_SH)
-            return load_file(path)
+            found = load_file(path)
     except FileNotFoundError as error:
-        raise UserError(f"{error.filename} is not to be seen here: give vLLM a shared_storage_path that is") from error
-
-
-def remove(path: Path) -> None:
-    path.unlink(missing_ok=True)
-    lock_of(path).unlink(missing_ok=True)
+        raise UserError(f"{path} is not to be seen here: give vLLM a shared_storage_path that is") from error
+    except SafetensorError as error:
+        raise UserError(f"{url} names {path}, which is no file of states ({error}): is it vLLM?") from error
+    states, tokens = found.get("hidden_states"), found.get("token_ids")
+    if states is None or tokens is None:
+        raise UserError(f"{url} names {path}, which holds {', '.join(found)} and no states: is it vLLM?")
+    require(tokens.tolist() == list(ids), f"{url} read other tokens than it was sent: does it run this target?")
+    path.unlink()
+    lock_of(path).unlink()
+    return states
 
 
 def lock_of(path: Path) -> Path:

@@ -25,6 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     server = "vLLM server that extracts hidden states (docs/scale.md); OPENAI_API_KEY is its key"
     add("--endpoint", metavar="URL", help=server)
     add("--model", metavar="NAME", help="the target's name there (default: TARGET)")
+    storage = "its shared_storage_path: files of states that were read are removed there (default: /dev/shm/states)"
+    add("--shared-storage", type=Path, metavar="DIR", help=storage)
     add("--workers", type=int, metavar="INT", help="make the states in so many processes of a Ray cluster")
     gpus = "with --workers: GPUs of each, above 0 unless --device is cpu (default: 0)"
     add("--worker-gpus", type=float, default=0.0, metavar="FLOAT", help=gpus)
@@ -68,6 +70,7 @@ def check(args: argparse.Namespace) -> None:
     """Raises UserError for flags that do not go together, or need what is not installed."""
     require(not (args.endpoint and args.workers), "give --endpoint or --workers: a server needs no workers")
     require(args.endpoint or not args.model, "--model is for --endpoint")
+    require(args.endpoint or not args.shared_storage, "--shared-storage is for --endpoint")
     require(args.workers is None or args.workers >= 1, f"--workers must be at least 1, got {args.workers}")
     require(args.workers or not args.worker_gpus, "--worker-gpus is for --workers")
     if args.workers:

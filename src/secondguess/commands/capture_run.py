@@ -21,11 +21,12 @@ def filler(args: argparse.Namespace, captures: Captures) -> Filler:
 
 
 def served(args: argparse.Namespace, captures: Captures) -> Captures:
-    from secondguess.capture.served import Served  # needs an extra
+    from secondguess.capture.served import STORAGE, Served  # needs an extra
 
     key = os.environ.get("OPENAI_API_KEY", "").strip()
     name, layers = args.model or args.target, captures.store.tap_layers
-    source = Served(args.endpoint, name, key or None, captures.target, captures.sequences, layers)
+    storage = (args.shared_storage or STORAGE).expanduser()
+    source = Served(args.endpoint, name, key or None, storage, captures.target, captures.sequences, layers)
     if captures.store.missing:
         source.check()
     return replace(captures, source=source)

@@ -16,7 +16,7 @@ from secondguess.config import TreeConfig
 from secondguess.device import check_share
 from secondguess.errors import install, require
 from secondguess.methods import Method, parse_method
-from secondguess.server.replicas import Replicas
+from secondguess.server.replicas import Address, Replicas
 from secondguess.server.settings import Settings
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def serve_replicas(args: Namespace, tree: TreeConfig, settings: Settings, replic
     method = parse_method(args.method, tree)
     check_models(args, method)
     port = take_port(args.host, args.port)
-    from secondguess.integrations.ray_serve import Address, deployed, wait
+    from secondguess.integrations.ray_serve import deployed, wait
 
     def make_replica() -> FastAPI:
         start_logging()

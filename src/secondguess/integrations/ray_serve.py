@@ -14,17 +14,16 @@ import re
 import signal
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from time import monotonic, sleep
 
 import ray
 from fastapi import FastAPI
 from ray import serve
-from ray.serve.context import _get_global_client
 
 from secondguess.errors import require
 from secondguess.integrations.ray_cluster import connect
-from secondguess.server.replicas import Replica, Replicas
+from secondguess.integrations.ray_inside import address, begin_to_delete, routes
+from secondguess.server.replicas import Address, Replica, Replicas
 from secondguess.server.settings import Settings
 
 NAME = "secondguess"
@@ -34,18 +33,6 @@ HEALTH_TIMEOUT_S = 120.0  # an engine answers between two passes, and the longes
 BUSY = {"status_code": 429, "retry_after_s": 1}  # as our server says it
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Address:
-    """Where Ray Serve's proxies listen, and how long they wait for an answer (None: for ever)."""
-
-    host: str
-    port: int
-    request_timeout: float | None
-
-    def __str__(self) -> str:
-        return f"{self.host}:{self.port} and {self.request_timeout or 'any number of'} s"
 
 
 @contextmanager
@@ -95,21 +82,6 @@ def name_of(model: str) -> str:
     return "-".join([NAME, *re.findall(r"[\w.]+", model)])
 
 
-def address() -> Address | None:
-    """Of Ray Serve on this cluster, None if it does not run. (None of its public functions tells.)"""
-    client = _get_global_client(raise_if_no_controller_running=False)
-    if client is None:
-        return None
-    http = client.http_config
-    return Address(http.host, http.port, http.request_timeout_s)
-
-
-def routes() -> dict[str, str | None]:
-    """By name, of the applications that are not about to end."""
-    found = _get_global_client().get_serve_details()["applications"]
-    return {name: about.get("route_prefix") for name, about in found.items() if about["status"] != "DELETING"}
-
-
 def check_free(name: str, running: Mapping[str, str | None]) -> None:
     """Raises UserError rather than replace one of the applications that run, by name their routes."""
     other = next((other for other, route in running.items() if route == ROUTE or other == name), None)
@@ -128,7 +100,7 @@ def end(name: str, drain: float, started: bool) -> None:
     """Requests that run may end within ``drain`` seconds. Ray Serve ends as well if we have ``started`` it, and nobody
     else uses it meanwhile.
     """
-    serve.delete(name, _blocking=False)  # which would wait for a minute, whatever runs
+    begin_to_delete(name)
     last = monotonic() + drain + HEALTH_PERIOD_S
     while name in serve.status().applications and monotonic() < last:
         sleep(0.2)

@@ -36,6 +36,18 @@ class Replicas:
         return {"autoscaling_config": scaling}
 
 
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where Ray Serve's proxies listen, and how long they wait for an answer (None: for ever)."""
+
+    host: str
+    port: int
+    request_timeout: float | None
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port} and {self.request_timeout or 'any number of'} s"
+
+
 class Replica:
     """What is asked of a replica besides its routes."""
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import pickle
 import weakref
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -33,7 +34,7 @@ from secondguess.types import Rows, TargetOut
 CPU = torch.device("cpu")
 PATIENCE = timedelta(days=365)  # the others wait while the first has nothing to do
 NO_CACHE = -1
-Work = Literal["new_cache", "release", "compact", "forward", "logits"]
+Work = Literal["new_cache", "release", "copy", "compact", "forward", "logits"]
 
 log = logging.getLogger(__name__)
 
@@ -87,15 +88,20 @@ class Leader(HFTarget):
 
     @contextmanager
     def all_do(self, work: Work, cache: int, *arguments: Any) -> Generator[None]:
-        """The others do their part while this process does its own."""
+        """The others do their part while this process does its own.
+
+        An error before they are told anything is an ordinary one: they still wait for the next pass.
+        """
+        call = Call(work, cache, tuple(moved(a, CPU) for a in arguments), tuple(self._dropped))
+        said = pickle.dumps(call)
         with in_step():
-            dropped = tuple(self._dropped.pop() for _ in range(len(self._dropped)))
-            send(Call(work, cache, tuple(moved(a, CPU) for a in arguments), dropped))
+            send(said)
+            del self._dropped[: len(call.dropped)]
             yield
 
 
 class LeaderCache(SlotCache):
-    """Compacted and released in all processes at once."""
+    """Whatever changes it outside a pass, changes all processes' parts at once."""
 
     def __init__(self, leader: Leader, number: int, num_slots: int, num_columns: int) -> None:
         spec = leader.spec
@@ -105,6 +111,10 @@ class LeaderCache(SlotCache):
     def release(self, slot: int) -> None:
         with self.leader.all_do("release", self.number, slot):
             super().release(slot)
+
+    def copy(self, source: int, goal: int, count: int) -> None:
+        with self.leader.all_do("copy", self.number, source, goal, count):
+            super().copy(source, goal, count)
 
     def compact(self, slots_R: Tensor, source_RN: Tensor, start_R: Tensor, count_R: Tensor) -> None:
         with self.leader.all_do("compact", self.number, slots_R, source_RN, start_R, count_R):
@@ -118,11 +128,21 @@ class Follower:
         self.target = target
         self.caches: dict[int, SlotCache] = {}
 
+    def do(self, said: bytes) -> None:
+        """A ``Call`` of the first process's."""
+        call: Call = pickle.loads(said)
+        for number in call.dropped:
+            del self.caches[number]
+        WORKS[call.work](self, call.cache, *(moved(a, self.target.spec.device) for a in call.arguments))
+
     def new_cache(self, cache: int, num_slots: int, num_columns: int) -> None:
         self.caches[cache] = self.target.new_cache(num_slots, num_columns)
 
     def release(self, cache: int, slot: int) -> None:
         self.caches[cache].release(slot)
+
+    def copy(self, cache: int, source: int, goal: int, count: int) -> None:
+        self.caches[cache].copy(source, goal, count)
 
     def compact(self, cache: int, *where: Tensor) -> None:
         self.caches[cache].compact(*where)
@@ -137,6 +157,7 @@ class Follower:
 WORKS: dict[Work, Callable[..., None]] = {
     "new_cache": Follower.new_cache,
     "release": Follower.release,
+    "copy": Follower.copy,
     "compact": Follower.compact,
     "forward": Follower.forward,
     "logits": Follower.logits,
@@ -147,11 +168,9 @@ WORKS: dict[Work, Callable[..., None]] = {
 def follow(target: HFTarget) -> None:
     """Do what the first process does, until it ends."""
     follower = Follower(target)
-    while (call := hear()) is not None:
+    while (said := hear()) is not None:
         with in_step():
-            for number in call.dropped:
-                del follower.caches[number]
-            WORKS[call.work](follower, call.cache, *(moved(a, target.spec.device) for a in call.arguments))
+            follower.do(said)
     dist.destroy_process_group()
 
 
@@ -165,8 +184,8 @@ def in_step() -> Generator[None]:
         os._exit(1)
 
 
-def send(call: Call | None) -> None:
-    dist.broadcast_object_list([call], src=0, device=CPU)
+def send(said: bytes | None) -> None:
+    dist.broadcast_object_list([said], src=0, device=CPU)
 
 
 def end() -> None:
@@ -175,8 +194,8 @@ def end() -> None:
     dist.destroy_process_group()
 
 
-def hear() -> Call | None:
-    box: list[Call | None] = [None]
+def hear() -> bytes | None:
+    box: list[bytes | None] = [None]
     dist.broadcast_object_list(box, src=0, device=CPU)
     return box[0]
 
