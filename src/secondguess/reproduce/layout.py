@@ -155,10 +155,11 @@ def here(o: Outcome, notes: Mapping[Place, int]) -> Shown:
 
 def measured_on(o: Outcome, value: Value) -> str:
     if not o.cell.ours:
-        return "counted or computed"
+        return o.state
     tasks = f" of {value.num_tasks} tasks" if value.num_tasks > 1 else ""
     loops = "" if value.with_loops is None else f"; {shown(o, value.with_loops)} with those that repeat themselves"
-    return f"measured on {value.num_units:,} {UNITS[o.cell.ours[0].kind]}{tasks}{loops}"
+    why = f"; {o.explanation}" if o.explanation else ""
+    return f"measured on {value.num_units:,} {UNITS[o.cell.ours[0].kind]}{tasks}{loops}{why}"
 
 
 def theirs(o: Outcome) -> Shown:

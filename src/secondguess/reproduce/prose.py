@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from secondguess.bench.paper import AVERAGE, HEADLINE
@@ -23,7 +24,8 @@ def differences(outcomes: Sequence[Outcome]) -> list[str]:
             where = f"{p.table[:-1].capitalize()} {p.table[-1]}, {p.part}: {p.row}, {p.column}, {p.quantity}"
             ours = f"here {shown(o, o.value.value)} [{interval(o, o.value)}], paper {shown(o, o.paper)}"
             also = "; ".join(held_different(o))
-            notes.append(f"{where}: {ours}: {o.differs}." + (f" Also held different: {also}." if also else ""))
+            held = f" Also held different: {also}." if also else ""
+            notes.append(f"{where}: {ours}: {o.differs}.{held} {o.explanation or 'No explanation is given.'}")
     return notes
 
 
@@ -50,9 +52,10 @@ def recovery(outcomes: Sequence[Outcome]) -> str:
 
 
 def tally(outcomes: Sequence[Outcome]) -> str:
-    measured = sum(o.value is not None for o in outcomes)
+    states = Counter(o.state for o in outcomes)
+    ours = ", ".join(f"{states[s]} {s}" for s in ("measured", "computed", "found", "not measured") if states[s])
     papers, differing = sum(o.paper is not None for o in outcomes), sum(bool(o.differs) for o in outcomes)
     return (
-        f"{len(outcomes)} cells: {measured} measured, {len(outcomes) - measured} not. The paper's number is known for "
+        f"{len(outcomes)} cells: {ours}. The paper's number is known for "
         f"{papers}; {differing} contradict{'s' * (differing == 1)} it."
     )
