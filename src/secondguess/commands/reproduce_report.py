@@ -45,7 +45,7 @@ def make_report(
     pictures: Mapping[str, list[str]],
     costs: Chapter,
 ) -> Report:
-    lead = [tally(outcomes), headline(outcomes), recovery(outcomes), *complaints, how(world)]
+    lead = [tally(outcomes), headline(outcomes), recovery(outcomes), *complaints, methods_paragraph(world)]
     parts = [summary(outcomes), *chapters(outcomes, pictures), coforwarding(pictures), costs]
     return Report(
         title=f"The paper's tables (arXiv 2611.05724) on {world.args.target}",
@@ -53,7 +53,7 @@ def make_report(
         lead=[paragraph for paragraph in lead if paragraph],
         chapters=[chapter for chapter in parts if chapter],
         notes=differences(outcomes),
-        held=held(world),
+        held=held_different_paragraph(world),
     )
 
 
@@ -70,7 +70,7 @@ def coforwarding(pictures: Mapping[str, list[str]]) -> Chapter | None:
     return Chapter("Figures 2 and 3", "Co-forwarding, step by step", about, [], pictures["steps"])
 
 
-def how(world: World) -> str:
+def methods_paragraph(world: World) -> str:
     a = world.args
     return (
         f"Tau comes from replay: drafters run over texts that plain decoding wrote once, of at most {a.limit} prompts "
@@ -85,7 +85,7 @@ def how(world: World) -> str:
     )
 
 
-def held(world: World) -> str:
+def held_different_paragraph(world: World) -> str:
     a, machine = world.args, world.record["machine"]
     where = machine["cpu"] if world.target.spec.device.type == "cpu" else ", ".join(machine["gpus"])
     return (

@@ -44,10 +44,10 @@ PROBE_PROMPTS, PROBE_TOKENS = 4, 64  # enough for drafting, not reading, to take
 def show_plan(world: World, console: Console) -> int:
     """Print cells, jobs, time and disk."""
     cells, records = cells_of(world.args.what, world.scope), Records(world, world.args.out / "records")
-    jobs = left(cells, records)
+    jobs = jobs_left(cells, records)
     costs = costs_of(world, cells, jobs, records, console)
     rows = [job_row(world, job, costs) for job in jobs]
-    print_plan(found(cells, records), rows, costs.source if costs else "", REPORT_BYTES)
+    print_plan(outcomes_of(cells, records), rows, costs.source if costs else "", REPORT_BYTES)
     if world.args.json:
         write_json(world.args.json, world.record, "rows", rows)
     return 0
@@ -82,13 +82,13 @@ def check_again(world: World, console: Console) -> int:
     agree.
     """
     cells, records = cells_of(world.args.what, world.scope), Records(world, world.args.out / "records")
-    chosen = sample(found(cells, records), world.args.check_seed)
+    chosen = sample(outcomes_of(cells, records), world.args.check_seed)
     folder = world.args.out / f"check-{datetime.now():%Y%m%d-%H%M%S}"
     anew = replace(world, args=world.with_args(out=folder), texts=folder / "texts")
     again = Records(anew, folder / "records")
     cells = [o.cell for o in chosen]
     run_all(anew, cells, again, console)
-    rows = [compared(first, second) for first, second in zip(chosen, found(cells, again), strict=True)]
+    rows = [compared(first, second) for first, second in zip(chosen, outcomes_of(cells, again), strict=True)]
     write_json(folder / "check.json", world.record, "rows", rows)
     print_check(rows, folder)
     return 0 if all(row["agrees"] for row in rows) else 1
@@ -121,18 +121,18 @@ def compared(first: Outcome, second: Outcome) -> dict[str, Any]:
     }
 
 
-def found(cells: Sequence[Cell], records: Records) -> list[Outcome]:
+def outcomes_of(cells: Sequence[Cell], records: Records) -> list[Outcome]:
     return outcomes(cells, records.of(cells))
 
 
-def left(cells: Sequence[Cell], records: Records) -> list[Job]:
+def jobs_left(cells: Sequence[Cell], records: Records) -> list[Job]:
     made = records.of(cells)
     return jobs_of(m for m in distinct(cells) if m not in made)
 
 
 def run_all(world: World, cells: Sequence[Cell], records: Records, console: Console) -> None:
     """Every job that is left, each with about how long it and all that follow take."""
-    jobs = left(cells, records)
+    jobs = jobs_left(cells, records)
     costs = costs_of(world, cells, jobs, records, console)
     for number, job in enumerate(jobs):
         seconds = [float(job_row(world, j, costs)["seconds"] or 0) for j in jobs[number:]]
@@ -168,7 +168,9 @@ def probe(world: World, job: Job, console: Console) -> Costs | None:
         small = replace(world, args=world.with_args(**changes))
         console.print("timing a few prompts", markup=False)
         try:
-            timed = [work(small, j, console) for work, j in zip((replay_job, live_job), jobs_of(pair), strict=True)]
+            timed = [
+                measure(small, j, console) for measure, j in zip((replay_job, live_job), jobs_of(pair), strict=True)
+            ]
         except UserError:
             return None
     costs = measured_costs(timed[0] | timed[1])

@@ -11,7 +11,7 @@ from secondguess.bench.gpu.cycles import SERIAL, Case
 from secondguess.bench.gpu.models import SHAPES
 from secondguess.bench.paper import PAPER
 from secondguess.errors import UserError
-from secondguess.reproduce.layout import FORMATS, Chapter, Grid, Line, Shown
+from secondguess.reproduce.layout import FORMATS, Chapter, Grid, Line, Number
 
 ROWS = {"eagle3.1": "EAGLE-3.1", "pr": "PR", SERIAL: "PR, in series"}  # by method, as ``tables`` names them
 UNKNOWN = "not measured: needs a GPU (scripts/gpu_check.sh, 8 minutes), and --costs FILE with its result.json"
@@ -84,5 +84,5 @@ def paper_lines(table: str, model: str, label: str, columns: Sequence[str]) -> l
     return [Line(label, "paper", fields)] if any(fields) else []
 
 
-def number(quantity: str, value: float, source: str = "here") -> Shown:
-    return Shown(FORMATS[quantity].format(value), "", "measured" if source == "here" else "paper")
+def number(quantity: str, value: float, source: str = "here") -> Number:
+    return Number(FORMATS[quantity].format(value), "", "measured" if source == "here" else "paper")
