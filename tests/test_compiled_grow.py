@@ -21,6 +21,7 @@ switches = st.builds(
     threshold=st.sampled_from((0.25, 0.5, 1.0)),
     root_eligible=st.booleans(),
     reconsider_steps=st.none() | st.integers(1, 3),
+    reconsider_cap=st.none() | st.integers(1, 6),
     child_feature=st.sampled_from(("level1", "level0")),
     see_own_level0=st.booleans(),
 )
@@ -30,7 +31,7 @@ switches = st.builds(
 def taken(draw: st.DrawFn) -> TreeConfig:
     config = draw(configs)
     if not config.num_reconsider:
-        return config
+        return replace(config, extra_advance=draw(st.integers(0, 4)))
     refined = draw(st.none() | st.integers(1, config.offer_width))
     return replace(config, reconsider=replace(draw(switches), refined_offer_width=refined))
 
@@ -79,8 +80,6 @@ def test_the_pool_is_what_has_been_offered() -> None:
         TreeConfig(reconsider=Reconsider(select="path")),
         TreeConfig(reconsider=Reconsider(pool="any_unreconsidered")),
         TreeConfig(reconsider=Reconsider(propagate=False)),
-        TreeConfig(reconsider=Reconsider(reconsider_cap=3)),
-        TreeConfig(num_reconsider=0, extra_advance=3),
     ],
     ids=str,
 )

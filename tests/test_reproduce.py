@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import random
+from argparse import Namespace
 from dataclasses import replace
+from pathlib import Path
 from statistics import mean
 
 import pytest
@@ -12,16 +15,18 @@ from hypothesis import strategies as st
 
 from secondguess.bench.diagnosis import ALL, BUCKETS
 from secondguess.bench.paper import AVERAGE, PAPER, TASK_OF
-from secondguess.bench.tasks import ORDER
+from secondguess.bench.tasks import ORDER, TaskPrompt
 from secondguess.config import TreeConfig
 from secondguess.errors import UserError
 from secondguess.methods import parse_method
 from secondguess.reproduce.arms import ARMS, parse_arms
-from secondguess.reproduce.cells import At, Cell, Measurement, Place
+from secondguess.reproduce.cells import MIN_UNITS, At, Cell, Measurement, Place, teams
 from secondguess.reproduce.check import agrees, sample
-from secondguess.reproduce.estimate import MIN_UNITS, Value, diagnosed, estimate
+from secondguess.reproduce.costs import costs_chapter
+from secondguess.reproduce.estimate import Value, diagnosed, estimate
+from secondguess.reproduce.explanations import explained, read_explanations
 from secondguess.reproduce.html import html
-from secondguess.reproduce.layout import Report, chapters, summary
+from secondguess.reproduce.layout import Grid, Report, chapters, summary
 from secondguess.reproduce.markdown import markdown
 from secondguess.reproduce.outcome import YET, Outcome, contradiction, outcomes, published
 from secondguess.reproduce.parts import Scope
@@ -29,6 +34,7 @@ from secondguess.reproduce.plan import distinct, jobs_of, measured_costs, words
 from secondguess.reproduce.prose import differences, headline, recovery, tally
 from secondguess.reproduce.records import LIVE_COLUMNS, REPLAY_COLUMNS, Record
 from secondguess.reproduce.tables import BUILDERS, cells_of
+from secondguess.reproduce.world import World
 
 WHOLE = Scope(dict.fromkeys(ORDER, 100), {}, {})
 PAIRS = {  # rows that gain over others, with the columns of tables that print averages
@@ -116,6 +122,31 @@ def test_tables_share_measurements() -> None:
     everything = cells_of("all", WHOLE)
     alone = sum(len(distinct(cells_of(table, WHOLE))) for table in PAPER)
     assert len(distinct(everything)) < alone
+
+
+def test_times_that_are_divided_by_each_other_are_a_team() -> None:
+    found = teams(cells_of("table9", WHOLE))
+    assert sorted(len(team) for team in found) == [4, 4]  # a team per budget
+    assert all(len({m.at for m in team}) == 1 for team in found)
+    cells = cells_of("all", WHOLE)
+    assert sorted(map(str, (m for team in teams(cells) for m in team))) == sorted(map(str, distinct(cells)))
+    assert all(len(team) == 1 for team in teams(cells) if team[0].kind != "live")
+
+
+def test_what_is_no_graph_is_not_timed_beside_graphs() -> None:
+    cells = cells_of("table9", replace(WHOLE, drafts_as_graphs=True))
+    whys = {cell.place.row: cell.why for cell in cells if cell.place.quantity in ("cycle ms", "cycle ratio")}
+    assert {row for row, why in whys.items() if why} == {"PR, 3 a draft", "PR, 3 a draft / EAGLE-3.1"}
+    assert "reconsider_cap=3 cannot be drafted as a CUDA graph" in whys["PR, 3 a draft"]
+
+
+@pytest.mark.parametrize(("size", "count"), [(1, 8), (2, 10), (4, 20), (8, 24), (16, 16)])
+def test_batches_are_enough_for_an_interval_as_far_as_prompts_reach(size: int, count: int) -> None:
+    rows = {"gsm8k": [TaskPrompt("gsm8k", str(i), ("How many?",)) for i in range(30)]}
+    flags = Namespace(limit=60, live_limit=8, seed=0)
+    world = World(flags, {}, None, None, {}, {}, rows, {})  # type: ignore[arg-type]
+    assert len(world.prompts(Measurement("live", ARMS["pr"], ("gsm8k",), At(48, 0.0, size)))) == count
+    assert len(world.prompts(Measurement("replay", ARMS["pr"], ("gsm8k",), At(48, 0.0)))) == 30
 
 
 def test_jobs_take_every_measurement_once_and_share_texts() -> None:
@@ -340,11 +371,73 @@ def test_a_planted_contradiction_is_found_and_explained() -> None:
     assert any(o.why == YET for o in found)
     notes = differences(found)
     assert notes[0].startswith("Table 1, B = 24, T = 0: PR over EAGLE-3.1, GSM8K, tau gain: here -10.")
-    assert notes[0].endswith("paper +7.3%: the sign differs.")
-    assert notes[1].endswith("the sign differs. Also held different: average over 1 of 7 tasks.")
+    assert notes[0].endswith("paper +7.3%: the sign differs. No explanation is given.")
+    assert "the sign differs. Also held different: average over 1 of 7 tasks. No" in notes[1]
     assert "2 contradict it" in tally(found)
     assert headline(found).startswith("PR over EAGLE-3.1, averages over tasks: tau -10.")
     assert recovery(found) == ""
+
+
+def test_explanations_stand_beside_what_differs(tmp_path: Path) -> None:
+    path, found = tmp_path / "why.txt", planted()
+    path.write_text("# a comment\n\ntable1: too few data.\ntable1 | PR over EAGLE-3.1 | GSM8K: it counts badly.\n")
+    told = explained(found, read_explanations(path, [o.cell.place for o in found]))
+    assert [note.partition("differs. ")[2] for note in differences(told)] == [
+        "it counts badly.",
+        "Also held different: average over 1 of 7 tasks. too few data.",
+    ]
+    assert {o.explanation for o in told if not o.differs} == {""}
+    assert "; it counts badly." in html(Report("T", "", [], chapters(told, {}), [], ""), tmp_path)
+
+
+@pytest.mark.parametrize("line", ["table1 | PR over EAGEL-3.1: words", "table1", "table1:"])
+def test_explanations_of_nothing_are_errors(line: str, tmp_path: Path) -> None:
+    path = tmp_path / "why.txt"
+    path.write_text(f"table1: words\n{line}\n")
+    with pytest.raises(UserError, match=r"why\.txt:2: no such cell"):
+        read_explanations(path, [cell.place for cell in cells_of("table1", WHOLE)])
+
+
+def test_what_needs_no_measuring_says_what_it_is() -> None:
+    found = outcomes(cells_of("table8", WHOLE) + cells_of("table9", WHOLE), {})
+    assert {o.state for o in found if o.cell.place.quantity == "count"} == {"found"}
+    assert {o.state for o in found if o.cell.place.quantity == "bound"} == {"computed"}
+    assert tally(found).startswith("25 cells: 4 computed, 7 found, 14 not measured.")
+
+
+def test_a_failed_measurement_is_why_there_is_no_number() -> None:
+    cells = cells_of("table7", WHOLE)
+    found = outcomes(cells, dict.fromkeys(distinct(cells), Record(0.0, 0, complaints=("nothing was drafted",))))
+    assert {o.why for o in found} == {"nothing was drafted"}
+
+
+def test_a_chapter_of_what_a_gpu_costs(tmp_path: Path) -> None:
+    def row(method, budget, n, ms, speed):
+        return {"method": method, "budget": budget, "num_requests": n, "cycle_ms": ms, "tokens_per_second": speed}
+
+    rows = [row("ar", 0, 1, 10.0, 50.0), row("eagle3.1", 48, 1, 20.0, 100.0), row("pr", 48, 1, 21.0, 110.0)]
+    rows += [row("pr, serial", 48, 1, 30.0, 80.0)]
+    path = tmp_path / "result.json"
+    record = {"revision": "abc", "machine": {"gpus": ["H200"]}}
+    path.write_text(json.dumps({"record": record, "Qwen3-8B": rows, "Llama-3.1-8B": rows}))
+    made = costs_chapter(path)
+    assert made.about.startswith("Tables 9 and 2 on H200, revision abc:")
+    llama9, llama2, qwen9, qwen2 = (shown_lines(grid) for grid in made.grids)
+    ours = ["EAGLE-3.1 here 20.0 ms 1.000", "PR here 21.0 ms 1.050", "PR, in series here 30.0 ms 1.500"]
+    assert llama9 == ours
+    assert qwen9 == [ours[0], "EAGLE-3.1 paper 26.0 ms", ours[1], "PR paper 26.6 ms 1.022", ours[2]]
+    assert llama2[:2] == ["EAGLE-3.1 here 2.00x", "GSM8K, EAGLE-3.1 paper 2.05x"]
+    assert qwen2 == ["EAGLE-3.1 here 2.00x", "PR here 2.20x"]
+    assert costs_chapter(None).about.startswith("not measured: needs a GPU")
+    path.write_text("{}")
+    with pytest.raises(UserError, match=r"is no result\.json of scripts/gpu_check\.sh"):
+        costs_chapter(path)
+
+
+def shown_lines(grid: Grid) -> list[str]:
+    return [
+        " ".join([line.label, line.source, *(n.text for field in line.fields for n in field)]) for line in grid.lines
+    ]
 
 
 def test_what_second_looks_recover_is_said() -> None:
@@ -391,11 +484,20 @@ def test_a_tenth_of_what_can_be_checked_is_sampled() -> None:
     found += [outcome("replay", 0.9, 1.1, AVERAGE)] * 100
     chosen = sample(found, 1)
     assert len(chosen) == 3
+    assert [o.cell.ours[0].kind for o in chosen].count("live") == 2
     assert all(o.cell.ours[0].kind == "replay" or o.value.low for o in chosen)  # type: ignore[union-attr]
     assert all(o.cell.place.column != AVERAGE for o in chosen)
     assert sample(found, 1) == chosen
     with pytest.raises(UserError, match="nothing to check"):
         sample([outcome("live", None, None)], 0)
+
+
+def test_either_kind_makes_up_for_the_other() -> None:
+    times, shares = [outcome("live", 0.9, 1.1)], [outcome("replay", 0.9, 1.1)]
+    kinds = [
+        [o.cell.ours[0].kind for o in sample(found, 0)] for found in (times + shares, times * 9 + shares * 31, times)
+    ]
+    assert kinds == [["live", "replay"], ["live", "live", "replay", "replay"], ["live"]]
 
 
 def test_agreement() -> None:

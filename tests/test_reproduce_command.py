@@ -18,6 +18,7 @@ from secondguess.bench.paper import AVERAGE, PAPER
 from secondguess.cli import main
 from secondguess.commands import reproduce as command_module
 from secondguess.commands import reproduce_work
+from secondguess.commands.record import make_record
 from secondguess.errors import install
 from secondguess.reproduce import arms as reproduce_arms
 from secondguess.reproduce.layout import FORMATS
@@ -111,7 +112,7 @@ def test_every_cell_has_a_state(everything) -> None:
     rows = cells(everything[0])
     assert {row["table"] for row in rows} == PAPER.keys()
     for row in rows:
-        assert row["state"] in ("measured", "not measured", "paper")
+        assert row["state"] in ("measured", "computed", "found", "not measured", "paper")
         assert (row["value"] is None) == (row["state"] == "not measured")
         assert bool(row["why"]) == (row["state"] == "not measured")
     whys = {row["why"] for row in rows}
@@ -202,6 +203,57 @@ def test_a_killed_run_goes_on(workplace: Path, monkeypatch, capsys) -> None:
     assert taus[0] == taus[1]
     assert main([*argv, "part"]) == 0
     assert len(ran) == 8  # the last run measured nothing
+
+
+def live_records(folder: str) -> list[dict]:
+    return [json.loads(path.read_text()) for path in Path(folder, "records").glob("live-*.json")]
+
+
+def test_times_are_divided_by_those_of_their_own_session(workplace: Path, monkeypatch) -> None:
+    run_job, ran = reproduce_work.run_job, []
+    monkeypatch.setattr(reproduce_work, "run_job", lambda world, job, c: ran.append(job) or run_job(world, job, c))
+    monkeypatch.setattr("secondguess.commands.reproduce.make_record", lambda: made | {"revision": revisions[0]})
+    made, revisions = make_record(), ["one"]
+    more = ("target", *QUICK, "--tasks", "gsm8k", "--out", "out")
+    assert main(["reproduce", "table1", *more]) == 0
+    [first] = {record["result"]["session"] for record in live_records("out")}
+    revisions[0] = "two"
+    assert main(["reproduce", "table9", *more]) == 0
+    assert [len(job.measurements) for job in ran] == [2, 2, 4]  # EAGLE-3.1 and PR once more, beside the other two
+    sessions = Counter(record["result"]["session"] for record in live_records("out"))
+    assert sorted(sessions.values()) == [2, 4]
+    assert sessions[first] == 2
+    assert main(["reproduce", "table1", *more]) == 0
+    assert len(ran) == 3
+    assert ", revision one, two, " in Path("out/report.md").read_text()  # tau of the first run, times of the second
+
+
+def test_a_prompt_without_room_stops_no_other_task(workplace: Path, capsys) -> None:
+    long = json.dumps({"id": "long", "turns": ["so " * 20000]}) + "\n"
+    with Path("data/gsm8k_test.jsonl").open("a") as file:
+        file.write(long)
+    argv = ["reproduce", "table1", "target", *QUICK, "--limit", "3", "--live-limit", "3", "--out", "out"]
+    assert main(argv) == 1
+    assert "not measured: replay: gsm8k, T = 1: task gsm8k, row long: " in capsys.readouterr().err
+    for row in cells(Path("out")):
+        if row["state"] != "paper" and row["column"] in ("GSM8K", "MT-Bench"):
+            assert (row["state"] == "measured") == (row["column"] == "MT-Bench")
+            assert ("row long: " in row["why"]) == (row["column"] == "GSM8K")
+
+
+def test_check_measures_times_too_and_decodes_anew(workplace: Path, monkeypatch) -> None:
+    rows = [json.dumps({"id": str(i), "turns": [f"How many are {i} and {i}?"]}) + "\n" for i in range(5)]
+    Path("data/gsm8k_test.jsonl").write_text("".join(rows))
+    more = ("--limit", "5", "--live-limit", "5", "--tasks", "gsm8k", "--out", "out")
+    argv = ["reproduce", "table1", "target", *QUICK, *more]
+    assert main(argv) == 0
+    assert main([*argv, "--check"]) in (0, 1)  # of a tiny model no two times are alike
+    [last] = Path("out").glob("check-*")
+    rows = json.loads((last / "check.json").read_text())["rows"]
+    assert len({row["quantity"].removesuffix(" gain") for row in rows}) == 2
+    assert all(row["agrees"] for row in rows if row["quantity"].startswith("tau"))
+    [texts] = (last / "texts").glob("*/texts.jsonl")
+    assert len(texts.read_text().splitlines()) == 5
 
 
 def test_check_agrees_with_what_was_measured_and_finds_what_was_not(workplace: Path, capsys) -> None:

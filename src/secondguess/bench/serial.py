@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import torch
 
+from secondguess.drafter.replayed import ReplayedSpeculator
 from secondguess.drafter.speculator import Begin, EagleSpeculator
 from secondguess.engine.cycle import Engine
 from secondguess.tree.rows import DraftRows, Offers
@@ -22,6 +23,10 @@ class SerialSpeculator(EagleSpeculator):
     def grow(self, begin: Begin) -> DraftTree:
         root, round_ = self.start(begin)
         return self.grow_tree(self.config, root, in_series(round_.forward), None)
+
+
+class ReplayedSerial(SerialSpeculator, ReplayedSpeculator):
+    """The same, the draft a CUDA graph."""
 
 
 def in_series(forward: Callable[[DraftRows], Offers]) -> Callable[[DraftRows], Offers]:
@@ -72,7 +77,8 @@ def joined(first: Offers, second: Offers) -> Offers:
 
 
 def look_in_series(engine: Engine) -> None:
-    """Let an engine that has decoded nothing yet draft so."""
+    """Let an engine that has decoded nothing yet draft so; as a CUDA graph, if that is how it drafts."""
     old = engine.speculator
     assert isinstance(old, EagleSpeculator)
-    engine.speculator = SerialSpeculator(old.drafter, old.config, engine.cache.num_slots, old.cache.num_columns)
+    kind = ReplayedSerial if isinstance(old, ReplayedSpeculator) else SerialSpeculator
+    engine.speculator = kind(old.drafter, old.config, engine.cache.num_slots, old.cache.num_columns)

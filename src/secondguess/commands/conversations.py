@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from secondguess.bench.plan import Prompt
@@ -24,12 +25,18 @@ if TYPE_CHECKING:
 
 
 def encode_all(
-    target: HFTarget, tasks: Sequence[TaskPrompt], max_new_tokens: int, batch_size: int, console: Console
+    target: HFTarget,
+    tasks: Sequence[TaskPrompt],
+    max_new_tokens: int,
+    batch_size: int,
+    console: Console,
+    folder: Path | None = None,
 ) -> list[Prompt]:
     """A prompt per turn, in order: ``ID`` is the first, ``ID#2`` the second.
 
     Whatever the temperature of a run, a later turn follows the plain answer at temperature 0 of at most
     ``max_new_tokens`` tokens, so that all methods and temperatures get the same prompts.
+    ``folder``: see ``transcribe``.
     """
     greedy = SamplingParams(max_tokens=max_new_tokens)
     talks: dict[TaskPrompt, list[Message]] = {task: [] for task in tasks}
@@ -40,7 +47,7 @@ def encode_all(
             made[task].append(encode(target, task, turn, messages))
         talks = {task: messages for task, messages in talks.items() if len(task.turns) > turn + 1}
         if talks:
-            answers = transcribe(target, [made[task][-1] for task in talks], greedy, batch_size, console)
+            answers = transcribe(target, [made[task][-1] for task in talks], greedy, batch_size, console, folder)
             for messages, answer in zip(talks.values(), answers, strict=True):
                 text = target.tokenizer.decode(answer.answer_ids, skip_special_tokens=True)
                 messages.append({"role": "assistant", "content": text})
@@ -60,9 +67,14 @@ def encode(target: HFTarget, task: TaskPrompt, turn: int, messages: list[Message
 
 
 def transcribe(
-    target: HFTarget, prompts: Sequence[Prompt], params: SamplingParams, batch_size: int, console: Console
+    target: HFTarget,
+    prompts: Sequence[Prompt],
+    params: SamplingParams,
+    batch_size: int,
+    console: Console,
+    folder: Path | None = None,
 ) -> list[Transcript]:
-    """Plain decoding's texts, from the user's cache where they are known."""
+    """Plain decoding's texts; those that ``folder`` holds, by default one of the user's cache, are not made again."""
     longest = max(len(p.ids) for p in prompts) + params.max_tokens + BEYOND
     if longest > target.spec.context_len:
         raise UserError(
@@ -83,7 +95,7 @@ def transcribe(
         "versions": {name: passport["versions"][name] for name in ("torch", "transformers")},
         "machine": passport["machine"],
     }
-    store = TranscriptStore(cache_dir() / "transcripts", made_of)
+    store = TranscriptStore(folder or cache_dir() / "transcripts", made_of)
     llm = LLM(target, method="ar", max_batch_size=batch_size, max_model_len=longest)
     with progress(console) as bar:
         task = bar.add_task(f"plain texts, T = {params.temperature:g}", total=len(prompts))

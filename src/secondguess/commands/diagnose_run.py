@@ -26,12 +26,20 @@ if TYPE_CHECKING:
 
 
 def look(
-    args: argparse.Namespace, target: HFTarget, method: Method, prompts: list[TaskPrompt], console: Console
+    args: argparse.Namespace,
+    target: HFTarget,
+    method: Method,
+    prompts: list[TaskPrompt],
+    console: Console,
+    folder: Path | None = None,
 ) -> Diagnosis:
-    """Replay the drafter's greedy chains and the method's trees over plain decoding's texts."""
+    """Replay the drafter's greedy chains and the method's trees over plain decoding's texts.
+
+    ``folder``: where these are kept, see ``transcribe``.
+    """
     drafter = run(open_drafter, method, target, args.drafter)
     tree = method.tree_for(drafter.config)
-    [recording] = recordings(args, target, [method], prompts, console)
+    [recording] = recordings(args, target, [method], prompts, console, folder=folder)
     size, columns = args.batch_size, recording.num_columns
     chain = run(ChainSpeculator, drafter, tree, size, columns)
     trees = run(OfferWatch, drafter, tree, size, columns)

@@ -64,9 +64,12 @@ def recordings(
     prompts: list[TaskPrompt],
     console: Console,
     drafters: dict[Path, Drafter] | None = None,
+    folder: Path | None = None,
 ) -> Iterator[Recording]:
-    """One per temperature. ``drafters``: those of the methods, if they are loaded already. Raises UserError if
-    ``methods`` draft further than the texts are known, or a drafter is missing or does not fit.
+    """One per temperature.
+
+    ``drafters``: those of the methods, if they are loaded already; ``folder``: of texts, see ``transcribe``.
+    Raises UserError if ``methods`` draft further than the texts are known, or a drafter is missing or does not fit.
     """
     if any(m.tree.num_steps > BEYOND for m in methods):
         raise UserError(f"replay knows {BEYOND} tokens past the end of a text: num_steps must be at most that")
@@ -75,10 +78,10 @@ def recordings(
         for m in methods:  # before hours of decoding
             if m.has_drafter:
                 run(open_drafter, m, target, given(args, m), drafters)
-    encoded = encode_all(target, prompts, args.max_new_tokens, args.batch_size, console)
+    encoded = encode_all(target, prompts, args.max_new_tokens, args.batch_size, console, folder)
     for temperature in args.temperatures:
         params = SamplingParams(temperature=temperature, seed=args.seed, max_tokens=args.max_new_tokens)
-        texts = transcribe(target, encoded, params, args.batch_size, console)
+        texts = transcribe(target, encoded, params, args.batch_size, console, folder)
         yield Recording(temperature, args.seed, encoded, texts, drafters)
 
 

@@ -24,8 +24,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     names, instead = (*PAPER, ALL), "in place of the paper's"
     add("what", metavar="WHAT", choices=names, help=", ".join(names))
     add_target(parser)
-    add("--plan", action="store_true", help="say what would be measured, in about what time; measure nothing")
-    add("--check", action="store_true", help="measure a tenth of the cells again: are they in their intervals?")
+    add("--plan", action="store_true", help="say what would be measured, in about what time, which a few prompts tell")
+    again = "measure a tenth of the cells again, plain texts too: are they in their intervals?"
+    add("--check", action="store_true", help=again)
     add("--check-seed", type=int, default=0, metavar="INT", help="picks the tenth (default: 0)")
     out = "report and records; what they hold is not measured again (default: runs/reproduce-TARGET)"
     add("--out", type=Path, metavar="DIR", help=out)
@@ -38,6 +39,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--live-limit", type=int, default=8, metavar="INT", help=live)
     add("--budget", dest="budgets", type=ints, metavar="INT,...", help=f"draft tokens verified per cycle, {instead}")
     add("--temperature", dest="temperatures", type=floats, metavar="FLOAT,...", help=f"temperatures, {instead}")
+    explain = "why numbers differ from the paper's, for the report: a line TABLE | ROW | COLUMN | QUANTITY: WORDS each"
+    add("--explain", type=Path, metavar="FILE", help=explain)
+    add("--costs", type=Path, metavar="FILE", help="result.json of scripts/gpu_check.sh, for the report")
     add_texts(parser)
     add_replay_batch(parser)
     add_json(parser)

@@ -11,6 +11,7 @@ from secondguess.atomic import replacing
 from secondguess.bench.paper import PAPER
 from secondguess.commands.record import passport, write_json
 from secondguess.commands.reproduce_steps import PICTURE
+from secondguess.reproduce.cells import MIN_UNITS
 from secondguess.reproduce.html import html
 from secondguess.reproduce.layout import Chapter, Report, chapters, summary
 from secondguess.reproduce.markdown import markdown
@@ -21,7 +22,8 @@ from secondguess.reproduce.world import World, figures_folder
 FIGURES = ("figure1a.png", "figure1b.png")  # of a diagnosis
 
 
-def write_report(world: World, outcomes: Sequence[Outcome], complaints: Sequence[str]) -> Report:
+def write_report(world: World, outcomes: Sequence[Outcome], complaints: Sequence[str], costs: Chapter) -> Report:
+    """``costs``: the chapter of what a GPU does."""
     folder = world.args.out
     rows = [row for o in outcomes for row in o.rows()]
     write_json(folder / "cells.json", world.record, "rows", rows)
@@ -29,7 +31,7 @@ def write_report(world: World, outcomes: Sequence[Outcome], complaints: Sequence
         writer = csv.DictWriter(file, rows[0])
         writer.writeheader()
         writer.writerows(rows)
-    report = make_report(world, outcomes, complaints, draw(outcomes, folder))
+    report = make_report(world, outcomes, complaints, draw(outcomes, folder), costs)
     for name, text in (("report.md", markdown(report)), ("report.html", html(report, folder))):
         with replacing(folder / name) as temporary:
             temporary.write_text(text, encoding="utf-8")
@@ -37,17 +39,21 @@ def write_report(world: World, outcomes: Sequence[Outcome], complaints: Sequence
 
 
 def make_report(
-    world: World, outcomes: Sequence[Outcome], complaints: Sequence[str], pictures: Mapping[str, list[str]]
+    world: World,
+    outcomes: Sequence[Outcome],
+    complaints: Sequence[str],
+    pictures: Mapping[str, list[str]],
+    costs: Chapter,
 ) -> Report:
-    lead = [tally(outcomes), headline(outcomes), recovery(outcomes), *complaints, how(world)]
-    parts = [summary(outcomes), *chapters(outcomes, pictures), coforwarding(pictures)]
+    lead = [tally(outcomes), headline(outcomes), recovery(outcomes), *complaints, methods_paragraph(world)]
+    parts = [summary(outcomes), *chapters(outcomes, pictures), coforwarding(pictures), costs]
     return Report(
         title=f"The paper's tables (arXiv 2611.05724) on {world.args.target}",
         passport=passport(world.record),
         lead=[paragraph for paragraph in lead if paragraph],
         chapters=[chapter for chapter in parts if chapter],
         notes=differences(outcomes),
-        held=held(world),
+        held=held_different_paragraph(world),
     )
 
 
@@ -64,21 +70,22 @@ def coforwarding(pictures: Mapping[str, list[str]]) -> Chapter | None:
     return Chapter("Figures 2 and 3", "Co-forwarding, step by step", about, [], pictures["steps"])
 
 
-def how(world: World) -> str:
+def methods_paragraph(world: World) -> str:
     a = world.args
     return (
         f"Tau comes from replay: drafters run over texts that plain decoding wrote once, of at most {a.limit} prompts "
         f"a task and {a.max_new_tokens} new tokens. Speedups and milliseconds come from live decoding of "
-        f"{a.live_limit} prompts a task (as many as a batch takes, if that is more), on which plain decoding and all "
-        "methods take turns. Prompts whose plain text repeats itself (over half of its 4-grams occurred in it before) "
-        "are left out; with_loops in cells.json is with them. Intervals are 95 %: bootstrap over prompts (all turns of "
-        "a conversation together) or batches (none for fewer than 5 a task), and Wilson's of shares. A gain or share "
-        "contradicts the paper if its interval lies on the other side of no difference, or wholly outside of half to "
-        "twice the paper's."
+        f"{a.live_limit} prompts a task (of {MIN_UNITS} batches at least, where there are prompts enough), on which "
+        "plain decoding and all methods take turns; times that are divided by each other are of one such session. "
+        "Prompts whose plain text repeats itself (over half of its 4-grams occurred in it before) are left out; "
+        "with_loops in cells.json is with them. Intervals are 95 %: bootstrap over prompts (all turns of a "
+        f"conversation together) or batches (none for fewer than {MIN_UNITS} a task), and Wilson's of shares. A "
+        "gain or share contradicts the paper if its interval lies on the other side of no difference, or wholly "
+        "outside of half to twice the paper's."
     )
 
 
-def held(world: World) -> str:
+def held_different_paragraph(world: World) -> str:
     a, machine = world.args, world.record["machine"]
     where = machine["cpu"] if world.target.spec.device.type == "cpu" else ", ".join(machine["gpus"])
     return (

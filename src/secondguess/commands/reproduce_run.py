@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,7 @@ from secondguess.commands.recordings import recordings, replay_all
 from secondguess.commands.reproduce_steps import draw_steps
 from secondguess.config import TreeConfig
 from secondguess.engine.thread import run
+from secondguess.errors import UserError
 from secondguess.llm import LLM
 from secondguess.methods import Method, make_speculator, open_drafter, parse_method
 from secondguess.reproduce.cells import Kind, Measurement
@@ -38,7 +40,13 @@ Results = dict[Measurement, Record]
 
 
 def run_job(world: World, job: Job, console: Console) -> Results:
-    return RUNNERS[job.kind](world, job, console)
+    """A record per measurement. What the user could mend stops no other job: it is why these have no numbers."""
+    try:
+        return RUNNERS[job.kind](world, job, console)
+    except UserError as error:
+        why = f"{job.name}: {error}"
+        console.print(f"not measured: {why}", markup=False, soft_wrap=True)
+        return dict.fromkeys(job.measurements, Record(0.0, 0, complaints=(why,), session=session_of(world, job)))
 
 
 def replay_job(world: World, job: Job, console: Console) -> Results:
@@ -46,7 +54,7 @@ def replay_job(world: World, job: Job, console: Console) -> Results:
     args = world.with_args(temperatures=(job.temperature,))
     methods = {method_of(m): m for m in job.measurements}
     prompts = world.prompts(job.measurements[0])
-    [recording] = recordings(args, world.target, list(methods), prompts, console, world.loaded)
+    [recording] = recordings(args, world.target, list(methods), prompts, console, world.loaded, world.texts)
     size, columns = args.batch_size, recording.num_columns
     folders = {method: world.folders[m.variant.drafter] for method, m in methods.items()}
     speculators = {
@@ -67,14 +75,25 @@ def replayed(tallies: Sequence[Tally], seconds: float) -> Record:
 
 
 def live_job(world: World, job: Job, console: Console) -> Results:
-    """Time: plain decoding and every method take turns on each group of prompts."""
+    """Time: plain decoding and every method take turns on each group of prompts. That is a session."""
     prompts = world.prompts(job.measurements[0])
-    encoded = encode_all(world.target, prompts, world.args.max_new_tokens, CONVERSATION_BATCH, console)
+    encoded = encode_all(world.target, prompts, world.args.max_new_tokens, CONVERSATION_BATCH, console, world.texts)
     bench = make_bench(world, job, encoded)
-    made_of = {"job": job.name, "measurements": [world.made_of(m) for m in job.measurements]}
-    folder = world.args.out / "live" / digest(made_of)[:16]
-    findings = measure(bench, Store(folder, made_of, world.record["revision"]), console)
-    return {m: timed(findings, method_of(m)) for m in job.measurements}
+    session = session_of(world, job)
+    store = Store(world.args.out / "live" / session, ingredients(world, job), world.record["revision"])
+    findings = measure(bench, store, console)
+    return {m: replace(timed(findings, method_of(m)), session=session) for m in job.measurements}
+
+
+def ingredients(world: World, job: Job) -> dict[str, Any]:
+    """What makes a live job the one that it is: a run that was killed goes on with it, unless the code has changed."""
+    measurements = [world.made_of(m) for m in job.measurements]
+    return {"job": job.name, "revision": world.record["revision"], "measurements": measurements}
+
+
+def session_of(world: World, job: Job) -> str:
+    """A name for the turns that a live job's methods take. What is not timed has none."""
+    return digest(ingredients(world, job))[:16] if job.kind == "live" else ""
 
 
 def make_bench(world: World, job: Job, prompts: Sequence[Prompt]) -> Bench:
@@ -119,13 +138,13 @@ def diagnosis_job(world: World, job: Job, console: Console) -> Results:
     [m] = job.measurements
     args = world.with_args(temperatures=(job.temperature,), drafter=str(world.folders[m.variant.drafter]))
     prompts, started = world.prompts(m), perf_counter()
-    diagnosis = look(args, world.target, method_of(m), prompts, console)
+    diagnosis = look(args, world.target, method_of(m), prompts, console, world.texts)
     seconds = perf_counter() - started
     folder = world.args.out / figures_folder(m)
     folder.mkdir(parents=True, exist_ok=True)
     setting = f"PR, B = {m.at.budget}, T = {m.at.temperature:g}, {sum(len(p.turns) for p in prompts)} prompts"
     write(diagnosis, setting, world.record, folder)
-    draw_steps(args, world.target, method_of(m), prompts, folder, console)
+    draw_steps(args, world.target, method_of(m), prompts, folder, console, world.texts)
     tokens = sum(b.true.count for b in diagnosis.figure1a)
     return {m: Record(seconds, tokens, found={entry["name"]: entry["value"] for entry in results(diagnosis)})}
 

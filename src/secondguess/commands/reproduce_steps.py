@@ -50,9 +50,13 @@ def draw_steps(
     prompts: Sequence[TaskPrompt],
     folder: Path,
     console: Console,
+    texts: Path | None = None,
 ) -> None:
-    """Write PICTURE, if the texts have a cycle. ``args.drafter`` drafts, at the only one of ``args.temperatures``."""
-    [recording] = recordings(args, target, [method], list(prompts[:NUM_PROMPTS]), console)
+    """Write PICTURE to ``folder``, if the texts, which are kept in ``texts``, have a cycle.
+
+    ``args.drafter`` drafts, at the only one of ``args.temperatures``.
+    """
+    [recording] = recordings(args, target, [method], list(prompts[:NUM_PROMPTS]), console, folder=texts)
     drafter = run(open_drafter, method, target, args.drafter)
     watch, shot = run(StepWatch, drafter, method.tree, 1, recording.num_columns), Shot()
     for transcript, draw in recording.drawn:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,8 +13,12 @@ from secondguess.commands.record import write_json
 from secondguess.commands.reproduce_report import write_report
 from secondguess.commands.reproduce_run import live_job, replay_job, run_job
 from secondguess.commands.show_reproduce import print_check, print_plan, print_report
+from secondguess.errors import UserError
 from secondguess.reproduce.cells import At, Cell
 from secondguess.reproduce.check import agrees, sample
+from secondguess.reproduce.costs import costs_chapter
+from secondguess.reproduce.explanations import Beginning, explained, read_explanations
+from secondguess.reproduce.layout import Chapter
 from secondguess.reproduce.outcome import Outcome, outcomes
 from secondguess.reproduce.plan import (
     REPORT_BYTES,
@@ -40,10 +44,10 @@ PROBE_PROMPTS, PROBE_TOKENS = 4, 64  # enough for drafting, not reading, to take
 def show_plan(world: World, console: Console) -> int:
     """Print cells, jobs, time and disk."""
     cells, records = cells_of(world.args.what, world.scope), Records(world, world.args.out / "records")
-    jobs = left(cells, records)
+    jobs = jobs_left(cells, records)
     costs = costs_of(world, cells, jobs, records, console)
     rows = [job_row(world, job, costs) for job in jobs]
-    print_plan(found(cells, records), rows, costs.source if costs else "", REPORT_BYTES)
+    print_plan(outcomes_of(cells, records), rows, costs.source if costs else "", REPORT_BYTES)
     if world.args.json:
         write_json(world.args.json, world.record, "rows", rows)
     return 0
@@ -53,16 +57,20 @@ def reproduce(world: World, console: Console) -> int:
     """Measure what is left and write the report; 1 if a live text was not plain decoding's, or something failed."""
     folder = world.args.out
     cells, records = cells_of(world.args.what, world.scope), Records(world, folder / "records")
+    extras = read_extras(world)
     try:
         run_all(world, cells, records, console)
     except KeyboardInterrupt:
         again = f"what was measured so far is in {folder}; go on with the same command"
         console.print(again, markup=False, soft_wrap=True)
         raise
-    made, became = records.of(distinct(cells)), found(cells, records)
+    made = records.of(cells)
+    became = explained(outcomes(cells, made), extras.explanations)
     complaints = list(dict.fromkeys(line for record in made.values() for line in record.complaints))
     folder.mkdir(parents=True, exist_ok=True)
-    report = write_report(world, became, complaints)
+    revisions = sorted({world.record["revision"], *(record.revision for record in made.values())})
+    world = replace(world, record=world.record | {"revision": ", ".join(revisions)})
+    report = write_report(world, became, complaints, extras.costs)
     if world.args.json:
         write_json(world.args.json, world.record, "rows", [row for o in became for row in o.rows()])
     print_report(report, folder)
@@ -70,18 +78,35 @@ def reproduce(world: World, console: Console) -> int:
 
 
 def check_again(world: World, console: Console) -> int:
-    """Measure a tenth of the measured cells once more, in a folder of their own; 1 if one does not agree."""
+    """Measure a tenth of the measured cells once more, in a folder of their own, plain texts too; 1 if one does not
+    agree.
+    """
     cells, records = cells_of(world.args.what, world.scope), Records(world, world.args.out / "records")
-    chosen = sample(found(cells, records), world.args.check_seed)
+    chosen = sample(outcomes_of(cells, records), world.args.check_seed)
     folder = world.args.out / f"check-{datetime.now():%Y%m%d-%H%M%S}"
-    anew = replace(world, args=world.with_args(out=folder))
+    anew = replace(world, args=world.with_args(out=folder), texts=folder / "texts")
     again = Records(anew, folder / "records")
     cells = [o.cell for o in chosen]
     run_all(anew, cells, again, console)
-    rows = [compared(first, second) for first, second in zip(chosen, found(cells, again), strict=True)]
+    rows = [compared(first, second) for first, second in zip(chosen, outcomes_of(cells, again), strict=True)]
     write_json(folder / "check.json", world.record, "rows", rows)
     print_check(rows, folder)
     return 0 if all(row["agrees"] for row in rows) else 1
+
+
+@dataclass(frozen=True, slots=True)
+class Extras:
+    """What files that the user gives add to the report."""
+
+    explanations: Mapping[Beginning, str]
+    costs: Chapter
+
+
+def read_extras(world: World) -> Extras:
+    """Before the work: raises UserError where a file is not what it should be."""
+    explain, costs = world.args.explain, world.args.costs
+    places = [c.place for s in (world.scope, world.scope.as_in_the_paper()) for c in cells_of("all", s)]
+    return Extras(read_explanations(explain, places) if explain else {}, costs_chapter(costs))
 
 
 def compared(first: Outcome, second: Outcome) -> dict[str, Any]:
@@ -96,17 +121,18 @@ def compared(first: Outcome, second: Outcome) -> dict[str, Any]:
     }
 
 
-def found(cells: Sequence[Cell], records: Records) -> list[Outcome]:
-    return outcomes(cells, records.of(distinct(cells)))
+def outcomes_of(cells: Sequence[Cell], records: Records) -> list[Outcome]:
+    return outcomes(cells, records.of(cells))
 
 
-def left(cells: Sequence[Cell], records: Records) -> list[Job]:
-    return jobs_of(m for m in distinct(cells) if m not in records)
+def jobs_left(cells: Sequence[Cell], records: Records) -> list[Job]:
+    made = records.of(cells)
+    return jobs_of(m for m in distinct(cells) if m not in made)
 
 
 def run_all(world: World, cells: Sequence[Cell], records: Records, console: Console) -> None:
     """Every job that is left, each with about how long it and all that follow take."""
-    jobs = left(cells, records)
+    jobs = jobs_left(cells, records)
     costs = costs_of(world, cells, jobs, records, console)
     for number, job in enumerate(jobs):
         seconds = [float(job_row(world, j, costs)["seconds"] or 0) for j in jobs[number:]]
@@ -118,7 +144,7 @@ def run_all(world: World, cells: Sequence[Cell], records: Records, console: Cons
 
 
 def known_costs(cells: Sequence[Cell], records: Records) -> Costs | None:
-    return measured_costs(records.of(distinct(cells)))
+    return measured_costs(records.of(cells))
 
 
 def costs_of(
@@ -129,7 +155,9 @@ def costs_of(
 
 
 def probe(world: World, job: Job, console: Console) -> Costs | None:
-    """Replay a few prompts of the job's first task, and decode one, with its first method."""
+    """Replay a few prompts of the job's first task, and decode one, with its first method. What the user could mend is
+    told where it matters: at the job.
+    """
     first = job.measurements[0]
     tokens = min(PROBE_TOKENS, world.args.max_new_tokens)
     one = replace(first, kind="replay", tasks=first.tasks[:1], at=At(first.at.budget, first.at.temperature))
@@ -139,7 +167,12 @@ def probe(world: World, job: Job, console: Console) -> Costs | None:
         changes = {"limit": limit, "live_limit": 1, "max_new_tokens": tokens, "out": Path(folder)}
         small = replace(world, args=world.with_args(**changes))
         console.print("timing a few prompts", markup=False)
-        timed = [work(small, j, console) for work, j in zip((replay_job, live_job), jobs_of(pair), strict=True)]
+        try:
+            timed = [
+                measure(small, j, console) for measure, j in zip((replay_job, live_job), jobs_of(pair), strict=True)
+            ]
+        except UserError:
+            return None
     costs = measured_costs(timed[0] | timed[1])
     return costs and replace(costs, source="a few timed prompts")
 

@@ -27,11 +27,11 @@ def make_table(*headings: str) -> Table:
 
 def print_plan(found: Sequence[Outcome], jobs: Sequence[Mapping[str, Any]], source: str, report_bytes: int) -> None:
     console = stdout_console()
-    cells = make_table("cells of", "all", "measured", "to measure", "cannot be")
+    cells = make_table("cells of", "all", "known", "to measure", "cannot be")
     for table, group in groupby(found, lambda o: o.cell.place.table):
         part = list(group)
-        measured, todo = sum(o.value is not None for o in part), sum(o.why == YET for o in part)
-        cells.add_row(table, *map(str, (len(part), measured, todo, len(part) - measured - todo)))
+        known, todo = sum(o.value is not None for o in part), sum(o.why == YET for o in part)
+        cells.add_row(table, *map(str, (len(part), known, todo, len(part) - known - todo)))
     console.print(cells, "")
     for reason in dict.fromkeys(o.why for o in found if o.value is None and o.why != YET):
         console.print(f"cannot be measured: {reason}", markup=False, soft_wrap=True)

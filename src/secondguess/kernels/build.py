@@ -79,7 +79,7 @@ def _declare(path: Path) -> ctypes.CDLL:
     lib.linear.restype = lib.norm.restype = None
     lib.block_size.restype = lib.lanes.restype = lib.scratch_size.restype = size
     lib.scratch_size.argtypes = [size] * 6
-    lib.grow_plant.argtypes = [*[pointer] * 5, size]
+    lib.grow_plant.argtypes = [*[pointer] * 5, size, size]
     lib.grow_lay.argtypes = [pointer, pointer, ctypes.c_float, size, size]
     lib.grow_absorb.argtypes = [*[pointer] * 5, size]
     lib.grow_cut.argtypes = [pointer, pointer, size, *[pointer] * 6]

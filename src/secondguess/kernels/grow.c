@@ -2,8 +2,8 @@
 // `tests/test_compiled_grow.py` compares both.
 //
 // R requests, C candidates that there is room for (0 is the root; offer k of row y is 1 + y K + k), Y rows that there is
-// room for (0 is the root's), K offers of a row, P nodes that may wait for a second look, F rows of level 0 and M of
-// level 1 in a forward, X = F + M, N nodes of the final tree.
+// room for (0 is the root's), K offers of a row, P nodes that may wait for a second look, F rows of level 0, E of them
+// extra, and M of level 1 in a forward, X = F + M, N nodes of the final tree.
 
 #include <math.h>
 #include <stdint.h>
@@ -22,10 +22,11 @@ struct table {
     int64_t *waiting, *waiting_rows;  // [R][P]: nodes, and the rows that feed their second looks
     float *confidence;  // [R][P]
     uint8_t *waiting_valid;  // [R][P]
+    int64_t *left;  // [R]: second looks that a draft may still take
 };
 
 struct rows {
-    int64_t F, M;
+    int64_t F, E, M;  // the E last of the F rows advance children of nodes that would get a second look
     int64_t *nodes, *tokens, *feature_rows, *depths;  // [R][X]
     uint8_t *visible;  // [R][X][num_rows + X]
     uint8_t *valid;  // [R][X]
@@ -56,9 +57,9 @@ static int64_t insert(const float *scores, const int64_t *keys, int64_t *best, i
 
 static int64_t num_candidates(const struct table *t) { return 1 + t->num_rows * t->K; }
 
-// The root, and what the extend pass offers after it.
+// The root, and what the extend pass offers after it. A draft takes `most_looks` second looks at most.
 void grow_plant(struct table *t, const int64_t *roots, const int64_t *tokens, const float *logps,
-                const float *confidence, int64_t root_waits) {
+                const float *confidence, int64_t root_waits, int64_t most_looks) {
     t->num_rows = 1;
     t->num_waiting = root_waits;
     for (int64_t r = 0; r < t->R; r++) {
@@ -78,6 +79,7 @@ void grow_plant(struct table *t, const int64_t *roots, const int64_t *tokens, co
         memset(t->lineage + r * t->Y * t->Y, 0, t->Y);
         t->lineage[r * t->Y * t->Y] = 1;
         t->own[r * t->Y] = 0;
+        t->left[r] = most_looks;
         if (root_waits) {
             t->waiting[r * t->P] = t->waiting_rows[r * t->P] = 0;
             t->confidence[r * t->P] = confidence[r];
@@ -86,16 +88,14 @@ void grow_plant(struct table *t, const int64_t *roots, const int64_t *tokens, co
     }
 }
 
-// The F best fresh candidates of a request; padding is the root.
-static void pick_grown(const struct table *t, int64_t r, int fed_by_level0, const struct rows *x) {
-    int64_t X = x->F + x->M, found = 0, *nodes = x->nodes + r * X;
+// The F - E best fresh candidates of a request; padding is the root.
+static void pick_grown(const struct table *t, int64_t r, const struct rows *x) {
+    int64_t X = x->F + x->M, most = x->F - x->E, found = 0, *nodes = x->nodes + r * X;
     const uint8_t *fresh = t->fresh + r * t->C;
     for (int64_t c = 1; c < num_candidates(t); c++)
-        if (fresh[c]) found = insert(t->scores + r * t->C, t->keys + r * t->C, nodes, found, x->F, c);
-    for (int64_t f = 0; f < x->F; f++) {
+        if (fresh[c]) found = insert(t->scores + r * t->C, t->keys + r * t->C, nodes, found, most, c);
+    for (int64_t f = 0; f < most; f++) {
         if (f >= found) nodes[f] = 0;
-        int64_t holder = t->holders[r * t->C + nodes[f]];
-        x->feature_rows[r * X + f] = fed_by_level0 ? t->own[r * t->Y + holder] : holder;
         x->valid[r * X + f] = f < found;
     }
 }
@@ -108,15 +108,59 @@ static int more_doubtful(const struct table *t, int64_t r, int64_t a, int64_t b)
     return precedes(t->scores + r * t->C, t->keys + r * t->C, nodes[a], nodes[b]);
 }
 
-// The M most doubtful nodes that wait, of those that the drafter is not too sure of; the rest is padding.
-static void pick_hesitant(const struct table *t, int64_t r, float threshold, const struct rows *x) {
+// Waiting node p into the `count` most doubtful so far, of at most `room`; returns how many there are now. `most` has
+// one place more.
+static int64_t insert_doubtful(const struct table *t, int64_t r, int64_t *most, int64_t count, int64_t room, int64_t p) {
+    int64_t i = count;
+    for (; i > 0 && more_doubtful(t, r, p, most[i - 1]); i--) most[i] = most[i - 1];
+    most[i] = p;
+    return count < room ? count + 1 : room;
+}
+
+// The best fresh child of waiting node p that is not among the `count` nodes; 0 if there is none.
+static int64_t best_child(const struct table *t, int64_t r, int64_t p, const int64_t *nodes, int64_t count) {
+    const float *scores = t->scores + r * t->C;
+    const int64_t *keys = t->keys + r * t->C;
+    int64_t first = 1 + t->waiting_rows[r * t->P + p] * t->K, best = 0;
+    for (int64_t c = first; c < first + t->K; c++) {
+        int taken = !t->fresh[r * t->C + c];
+        for (int64_t i = 0; i < count; i++) taken |= nodes[i] == c;
+        if (!taken && (best == 0 || precedes(scores, keys, c, best))) best = c;
+    }
+    return best;
+}
+
+// After the nodes that grow, a child more of each of the E most doubtful nodes that have one; padding is the root.
+static void pick_extra(const struct table *t, int64_t r, const struct rows *x) {
+    int64_t X = x->F + x->M, grown = x->F - x->E, found = 0, most[x->E + 1], *nodes = x->nodes + r * X;
+    for (int64_t p = 0; p < t->num_waiting; p++)
+        if (t->waiting_valid[r * t->P + p] && best_child(t, r, p, nodes, grown))
+            found = insert_doubtful(t, r, most, found, x->E, p);
+    for (int64_t e = 0; e < x->E; e++) {
+        nodes[grown + e] = e < found ? best_child(t, r, most[e], nodes, grown) : 0;
+        x->valid[r * X + grown + e] = e < found;
+    }
+}
+
+// The rows of level 0 are fed by those that hold their edges.
+static void feed(const struct table *t, int64_t r, int fed_by_level0, const struct rows *x) {
+    int64_t X = x->F + x->M;
+    for (int64_t f = 0; f < x->F; f++) {
+        int64_t holder = t->holders[r * t->C + x->nodes[r * X + f]];
+        x->feature_rows[r * X + f] = fed_by_level0 ? t->own[r * t->Y + holder] : holder;
+    }
+}
+
+// The M most doubtful nodes that wait, of those that the drafter is not too sure of, as far as the draft may take second
+// looks; the rest is padding.
+static void pick_hesitant(struct table *t, int64_t r, float threshold, const struct rows *x) {
     int64_t X = x->F + x->M, found = 0, most[x->M + 1];
     for (int64_t p = 0; p < t->num_waiting; p++) {
         if (!t->waiting_valid[r * t->P + p] || !(t->confidence[r * t->P + p] <= threshold)) continue;
-        int64_t i = found < x->M ? found++ : x->M;
-        for (; i > 0 && more_doubtful(t, r, p, most[i - 1]); i--) most[i] = most[i - 1];
-        most[i] = p;
+        found = insert_doubtful(t, r, most, found, x->M, p);
     }
+    if (found > t->left[r]) found = t->left[r];
+    t->left[r] -= found;
     for (int64_t m = 0; m < x->M; m++) {
         int64_t at = r * X + x->F + m, p = r * t->P + (m < found ? most[m] : 0);
         x->nodes[at] = t->waiting[p];
@@ -129,7 +173,9 @@ static void pick_hesitant(const struct table *t, int64_t r, float threshold, con
 void grow_lay(struct table *t, struct rows *x, float threshold, int64_t fed_by_level0, int64_t see_own_level0) {
     int64_t X = x->F + x->M, old = t->num_rows, wide = old + X;
     for (int64_t r = 0; r < t->R; r++) {
-        pick_grown(t, r, fed_by_level0, x);
+        pick_grown(t, r, x);
+        if (x->E) pick_extra(t, r, x);
+        feed(t, r, fed_by_level0, x);
         pick_hesitant(t, r, threshold, x);
         for (int64_t i = 0; i < X; i++) {
             int64_t fed = x->feature_rows[r * X + i], level0 = i < x->F;

@@ -40,7 +40,7 @@ class TableStruct(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("R", "C", "Y", "K", "P", "num_rows", "num_waiting")),
-        *((name, ctypes.c_void_p) for name in (*CANDIDATES, "lineage", "own", *WAITING)),
+        *((name, ctypes.c_void_p) for name in (*CANDIDATES, "lineage", "own", *WAITING, "left")),
     )
 
 
@@ -48,7 +48,7 @@ class RowsStruct(ctypes.Structure):
     """``struct rows``"""
 
     _fields_ = (
-        *((name, ctypes.c_int64) for name in ("F", "M")),
+        *((name, ctypes.c_int64) for name in ("F", "E", "M")),
         *((name, ctypes.c_void_p) for name in ("nodes", "tokens", "feature_rows", "depths", "visible", "valid")),
     )
 
@@ -70,7 +70,7 @@ class Table:
         self.lib, self.config, self.last_offers = library(), config, config.offer_width
         num_requests, offers = len(root.tokens_R), root.offers
         self.room = 1 + (config.num_steps - 1) * config.rows_per_step
-        num_candidates, waiting = 1 + self.room * config.offer_width, max(config.grow_width, 1)
+        num_candidates, waiting = 1 + self.room * config.offer_width, config.grow_width + config.extra_advance
         self.candidates = {
             name: torch.empty(num_requests, num_candidates, dtype=dtype) for name, dtype in CANDIDATES.items()
         }
@@ -81,12 +81,15 @@ class Table:
             "waiting_rows": torch.empty(num_requests, waiting, dtype=torch.int64),
             "confidence": torch.empty(num_requests, waiting),
             "waiting_valid": torch.empty(num_requests, waiting, dtype=torch.bool),
+            "left": torch.empty(num_requests, dtype=torch.int64),
         }
         pointers = {name: tensor.data_ptr() for name, tensor in (self.candidates | self.others).items()}
         sizes = {"R": num_requests, "C": num_candidates, "Y": self.room, "K": config.offer_width, "P": waiting}
         self.struct = TableStruct(**sizes, **pointers)
         read = contiguous(root.tokens_R, offers.tokens_RXK, offers.logps_RXK, offers.confidence_RX)
-        self.lib.grow_plant(ctypes.byref(self.struct), *map(address, read), config.reconsider.root_eligible)
+        look = config.reconsider
+        most_looks = look.reconsider_cap or config.num_steps * config.num_reconsider
+        self.lib.grow_plant(ctypes.byref(self.struct), *map(address, read), look.root_eligible, most_looks)
 
     def pool(self) -> Candidates:
         """What there is so far."""
@@ -96,16 +99,17 @@ class Table:
     def lay(self, step: int) -> Laid:
         """The rows of the forward in ``step``, from 1 on."""
         config, look = self.config, self.config.reconsider
-        num_level0 = min(config.grow_width, self.last_offers)
+        extra = min(config.extra_advance, self.struct.num_waiting)
+        num_level0 = min(config.grow_width, self.last_offers) + extra
         again = config.num_reconsider if look.reconsider_steps is None or step <= look.reconsider_steps else 0
-        num_level1 = min(again, self.struct.num_waiting)
+        num_level1 = min(again, self.struct.num_waiting, int(self.others["left"].max()))
         r, x = self.struct.R, num_level0 + num_level1
         numbers_4RX = torch.empty(4, r, x, dtype=torch.int64)
         visible_RXY = torch.empty(r, x, self.struct.num_rows + x, dtype=torch.bool)
         valid_RX = torch.empty(r, x, dtype=torch.bool)
         nodes_RX, tokens_RX, feature_rows_RX, depths_RX = numbers_4RX
         pointers = (*map(address, numbers_4RX), address(visible_RXY), address(valid_RX))
-        struct = RowsStruct(num_level0, num_level1, *pointers)
+        struct = RowsStruct(num_level0, extra, num_level1, *pointers)
         from_level0 = look.child_feature == "level0"
         self.lib.grow_lay(*by_reference(self.struct, struct), look.threshold, from_level0, look.see_own_level0)
         rows = DraftRows(tokens_RX, feature_rows_RX, depths_RX, visible_RXY, valid_RX, num_level0)
@@ -154,9 +158,8 @@ def grower(config: TreeConfig, device: torch.device) -> Grow:
 
 def takes(config: TreeConfig) -> bool:
     """Whether the compiled code has the rules of ``config``: all of the paper's, and what changes none of them."""
-    rules = ("merge", "select", "pool", "propagate", "reconsider_cap")
-    usual = all(getattr(config.reconsider, name) == getattr(Reconsider(), name) for name in rules)
-    return usual and not config.extra_advance
+    rules = ("merge", "select", "pool", "propagate")
+    return all(getattr(config.reconsider, name) == getattr(Reconsider(), name) for name in rules)
 
 
 def contiguous(*tensors: Tensor) -> list[Tensor]:

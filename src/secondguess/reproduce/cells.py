@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -17,6 +18,7 @@ KINDS: dict[str, Kind] = {
     "change recovered": "diagnosis",
     "change unrecovered": "diagnosis",
 }
+MIN_UNITS = 5  # a task, on average, that an interval needs: fewer say nothing of how others would differ
 BASE_OF = {"tau gain": "tau", "speedup gain": "speedup", "cycle ratio": "cycle ms"}
 
 
@@ -78,3 +80,19 @@ class Cell:
     @property
     def measurements(self) -> tuple[Measurement, ...]:
         return self.ours + self.over
+
+
+def teams(cells: Iterable[Cell]) -> list[list[Measurement]]:
+    """What the cells ask for, each once. Times that are divided by each other, directly or through others, are a team:
+    they must be of one session. Everything else is alone.
+    """
+    team_of: dict[Measurement, list[Measurement]] = {}
+    for cell in cells:
+        for m in cell.measurements:
+            team_of.setdefault(m, [m])
+        for ours, over in zip(cell.ours, cell.over, strict=False):  # most cells have none to be counted over
+            mine, others = team_of[ours], team_of[over]
+            if ours.kind == "live" and mine is not others:
+                mine += others
+                team_of |= dict.fromkeys(others, mine)
+    return list({id(team): team for team in team_of.values()}.values())

@@ -14,11 +14,10 @@ import numpy as np
 
 from secondguess.bench.acceptance import RESAMPLES
 from secondguess.bench.diagnosis import ALL
-from secondguess.reproduce.cells import BASE_OF, Place
+from secondguess.reproduce.cells import BASE_OF, MIN_UNITS, Place
 from secondguess.reproduce.records import Record
 
 INTERVAL = (2.5, 97.5)
-MIN_UNITS = 5  # a task, on average: fewer say nothing of how others would differ
 
 Sums = Mapping[str, Any]  # numbers, or arrays [S], by column
 STATS: dict[str, Callable[[Sums], Any]] = {

@@ -6,7 +6,7 @@ import base64
 from html import escape
 from pathlib import Path
 
-from secondguess.reproduce.layout import Chapter, Grid, Line, Report, Shown
+from secondguess.reproduce.layout import Chapter, Grid, Line, Number, Report
 
 STYLE = """
 :root { color-scheme: light dark; --page: #fff; --ink: #1b1b1b; --soft: #6b6b6b; --line: #ddd; --paper: #f5f3ec;
@@ -96,16 +96,16 @@ def table(grid: Grid) -> str:
 def row(line: Line) -> str:
     label = f"{line.label} (paper)" if line.source == "paper" else line.label
     spread = any(number.interval for numbers in line.fields for number in numbers)
-    fields = "".join(f"<td>{''.join(show(number, spread) for number in numbers)}</td>" for numbers in line.fields)
+    fields = "".join(f"<td>{''.join(number_box(number, spread) for number in numbers)}</td>" for numbers in line.fields)
     return f'<tr class="{line.source}"><th scope="row">{escape(label)}</th>{fields}</tr>'
 
 
-def show(shown: Shown, spread: bool) -> str:
+def number_box(number: Number, spread: bool) -> str:
     """``spread``: others of the row have intervals, so that this number needs the room of one."""
-    interval = f"<small>{escape(shown.interval) or '&nbsp;'}</small>" if spread else ""
-    link = f' <a href="#note{shown.note}">({shown.note})</a>' if shown.note else ""
-    differs = ' class="differs"' if shown.note else ""
-    return f'<div{differs} title="{escape(shown.more)}"><span>{escape(shown.text)}{link}</span>{interval}</div>'
+    interval = f"<small>{escape(number.interval) or '&nbsp;'}</small>" if spread else ""
+    link = f' <a href="#note{number.note}">({number.note})</a>' if number.note else ""
+    differs = ' class="differs"' if number.note else ""
+    return f'<div{differs} title="{escape(number.more)}"><span>{escape(number.text)}{link}</span>{interval}</div>'
 
 
 def picture(path: Path) -> str:

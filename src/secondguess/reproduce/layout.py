@@ -39,8 +39,11 @@ UNITS: dict[Kind, str] = {"replay": "prompts", "live": "prompts or batches", "di
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
-    """A number. ``more``: what it was measured on, or why it was not. ``note``: number of its difference, 0 if none."""
+class Number:
+    """A number of a field. ``more``: what it was measured on, or why it was not.
+
+    ``note``: number of its difference, 0 if none.
+    """
 
     text: str
     interval: str
@@ -55,7 +58,7 @@ class Line:
 
     label: str
     source: str
-    fields: list[list[Shown]]
+    fields: list[list[Number]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +120,8 @@ def summary(outcomes: Sequence[Outcome]) -> Chapter | None:
     averages = [o for o in outcomes if (o.cell.place.table, o.cell.place.column) == ("table1", AVERAGE)]
     if not any(o.value for o in averages):
         return None
-    shown = grid("averages over tasks", averages, note_numbers(outcomes), across="part")
-    return Chapter("Summary", "PR beside EAGLE-3.1", about("table1"), [shown], [])
+    averaged = grid("averages over tasks", averages, note_numbers(outcomes), across="part")
+    return Chapter("Summary", "PR beside EAGLE-3.1", about("table1"), [averaged], [])
 
 
 def about(table: str) -> str:
@@ -140,37 +143,40 @@ def grid(title: str, part: Sequence[Outcome], notes: Mapping[Place, int], across
     lines = []
     for row in rows:
         fields = [at.get((row, column), []) for column in columns]
-        lines.append(Line(row, "here", [[here(o, notes) for o in field] for field in fields]))
+        lines.append(Line(row, "here", [[our_number(o, notes) for o in field] for field in fields]))
         if any(o.paper is not None for field in fields for o in field):
-            lines.append(Line(row, "paper", [[theirs(o) for o in field if o.paper is not None] for field in fields]))
+            lines.append(
+                Line(row, "paper", [[paper_number(o) for o in field if o.paper is not None] for field in fields])
+            )
     return Grid(title, columns, lines, list(dict.fromkeys(o.why for o in part if o.why)))
 
 
-def here(o: Outcome, notes: Mapping[Place, int]) -> Shown:
+def our_number(o: Outcome, notes: Mapping[Place, int]) -> Number:
     if o.value is None:
-        return Shown("-", "", o.state, f"not measured: {o.why}")
+        return Number("-", "", o.state, f"not measured: {o.why}")
     note = notes.get(o.cell.place, 0)
-    return Shown(shown(o, o.value.value), interval(o, o.value), o.state, measured_on(o, o.value), note)
+    return Number(formatted(o, o.value.value), formatted_interval(o, o.value), o.state, measured_on(o, o.value), note)
 
 
 def measured_on(o: Outcome, value: Value) -> str:
     if not o.cell.ours:
-        return "counted or computed"
+        return o.state
     tasks = f" of {value.num_tasks} tasks" if value.num_tasks > 1 else ""
-    loops = "" if value.with_loops is None else f"; {shown(o, value.with_loops)} with those that repeat themselves"
-    return f"measured on {value.num_units:,} {UNITS[o.cell.ours[0].kind]}{tasks}{loops}"
+    loops = "" if value.with_loops is None else f"; {formatted(o, value.with_loops)} with those that repeat themselves"
+    why = f"; {o.explanation}" if o.explanation else ""
+    return f"measured on {value.num_units:,} {UNITS[o.cell.ours[0].kind]}{tasks}{loops}{why}"
 
 
-def theirs(o: Outcome) -> Shown:
+def paper_number(o: Outcome) -> Number:
     assert o.paper is not None
-    return Shown(shown(o, o.paper), "", "paper", "from the paper")
+    return Number(formatted(o, o.paper), "", "paper", "from the paper")
 
 
-def shown(o: Outcome, number: float) -> str:
+def formatted(o: Outcome, number: float) -> str:
     return FORMATS[o.cell.place.quantity].format(number)
 
 
-def interval(o: Outcome, value: Value) -> str:
+def formatted_interval(o: Outcome, value: Value) -> str:
     if value.low is None or value.high is None:
         return ""
-    return f"{shown(o, value.low)} to {shown(o, value.high)}"
+    return f"{formatted(o, value.low)} to {formatted(o, value.high)}"

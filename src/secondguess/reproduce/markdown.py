@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import PurePath
 
-from secondguess.reproduce.layout import Chapter, Grid, Report, Shown
+from secondguess.reproduce.layout import Chapter, Grid, Number, Report
 
 
 def markdown(report: Report) -> str:
@@ -36,10 +36,10 @@ def grid_lines(grid: Grid) -> list[str]:
     return [f"| {' | '.join(row)} |" for row in (head, rule, *rows)]
 
 
-def field(numbers: list[Shown]) -> str:
-    return " / ".join(map(number, numbers))
+def field(numbers: list[Number]) -> str:
+    return " / ".join(map(number_text, numbers))
 
 
-def number(shown: Shown) -> str:
-    text = f"{shown.text} [{shown.interval}]" if shown.interval else shown.text
-    return f"**{text}** ({shown.note})" if shown.note else text
+def number_text(number: Number) -> str:
+    text = f"{number.text} [{number.interval}]" if number.interval else number.text
+    return f"**{text}** ({number.note})" if number.note else text

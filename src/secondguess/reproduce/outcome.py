@@ -12,9 +12,10 @@ from secondguess.reproduce.estimate import Value, diagnosed, estimate
 from secondguess.reproduce.parts import heading
 from secondguess.reproduce.records import Record
 
-State = Literal["measured", "not measured", "paper"]
+State = Literal["measured", "computed", "found", "not measured", "paper"]
 # What can contradict the paper, with the value at which a method makes no difference. Others depend on the target.
 NO_DIFFERENCE = {"tau gain": 0.0, "speedup gain": 0.0, "cycle ratio": 1.0, "recovered": 0.0, "pool": 0.0, "share": 0.0}
+KNOWN: dict[str, State] = {"bound": "computed", "count": "found"}  # what numbers are that need no measuring
 YET = "not measured yet"
 LOOPS = "every text repeats itself, or nothing was decoded"
 
@@ -28,18 +29,22 @@ class Outcome:
     why: str
     paper: float | None
     differs: str = ""
+    explanation: str = ""  # of the difference, as somebody gave it
 
     @property
     def state(self) -> State:
-        return "not measured" if self.value is None else "measured"
+        if self.value is None:
+            return "not measured"
+        return "measured" if self.cell.known is None else KNOWN[self.cell.place.quantity]
 
     def rows(self) -> list[dict[str, Any]]:
         """For JSON and CSV: ours, and the paper's number if it has one."""
         where, nothing = self.cell.place._asdict(), dict.fromkeys(field.name for field in fields(Value))
         ours = asdict(self.value) if self.value else nothing
-        made = [where | {"state": self.state} | ours | {"why": self.why, "differs": self.differs}]
+        words = {"why": self.why, "differs": self.differs, "explanation": self.explanation}
+        made = [where | {"state": self.state} | ours | words]
         if self.paper is not None:
-            made.append(where | {"state": "paper"} | nothing | {"value": self.paper, "why": "", "differs": ""})
+            made.append(where | {"state": "paper"} | nothing | {"value": self.paper} | dict.fromkeys(words, ""))
         return made
 
 
@@ -63,12 +68,12 @@ def number_of(cell: Cell, records: Mapping[Measurement, Record]) -> tuple[Value 
     if not all(m in records for m in cell.measurements):
         return None, YET
     ours, over = ([records[m] for m in part] for part in (cell.ours, cell.over))
-    if cell.ours[0].kind == "diagnosis":
-        value = diagnosed(cell.place, ours[0].found)
-        return value, "" if value else "no token is in this bucket"
     failed = next((record for record in (*ours, *over) if record.failed), None)
     if failed is not None:
         return None, "; ".join(failed.complaints)
+    if cell.ours[0].kind == "diagnosis":
+        value = diagnosed(cell.place, ours[0].found)
+        return value, "" if value else "no token is in this bucket"
     value = estimate(cell.place.quantity, ours, over)
     return value, "" if value else LOOPS
 

@@ -8,6 +8,8 @@ from itertools import product
 
 from secondguess.bench.paper import AVERAGE, BOTH, TASK_OF
 from secondguess.config import TreeConfig
+from secondguess.drafter.replayed import is_static
+from secondguess.methods import parse_method
 from secondguess.reproduce.cells import BASE_OF, KINDS, At, Cell, Measurement, Place, Variant
 
 Columns = Mapping[str, Sequence[str]]  # by heading, the tasks that are averaged
@@ -25,6 +27,10 @@ class Scope:
     lacking_drafters: Mapping[str, str]
     budgets: tuple[int, ...] | None = None
     temperatures: tuple[float, ...] | None = None
+    drafts_as_graphs: bool = False  # CUDA graphs, as far as their shapes stay the same
+
+    def as_in_the_paper(self) -> Scope:
+        return replace(self, budgets=None, temperatures=None)
 
     def settings(self, budgets: Sequence[int], temperatures: Sequence[float]) -> list[At]:
         return [At(b, t) for b, t in product(self.budgets or budgets, self.temperatures or temperatures)]
@@ -38,6 +44,13 @@ class Scope:
             return "; ".join(self.lacking_tasks[task] for task in tasks)
         if not self.with_room(tasks, batch_size):
             return f"there are not {batch_size} prompts to decode together"
+        return ""
+
+    def why_not_timed(self, variants: Sequence[Variant], at: At) -> str:
+        """Empty if the times of all variants can be compared."""
+        for variant in variants if self.drafts_as_graphs else ():
+            if not is_static(parse_method(variant.method, TreeConfig(budget=at.budget)).tree):
+                return f"{variant.method} cannot be drafted as a CUDA graph, as the others are: times would not compare"
         return ""
 
     def with_room(self, tasks: Sequence[str], batch_size: int) -> list[str]:
@@ -59,9 +72,13 @@ class Part:
         """``base``: what a gain or a ratio is counted over."""
         place = Place(self.table, self.title, row, column, quantity)
         variants = [variant] if base is None else [variant, base]
-        if why := self.scope.why_not(variants, tasks, self.at.batch_size):
+        kind = KINDS[BASE_OF.get(quantity, quantity)]
+        why = self.scope.why_not(variants, tasks, self.at.batch_size)
+        if not why and kind == "live":
+            why = self.scope.why_not_timed(variants, self.at)
+        if why:
             return Cell(place, why=why)
-        there, kind = self.scope.with_room(tasks, self.at.batch_size), KINDS[BASE_OF.get(quantity, quantity)]
+        there = self.scope.with_room(tasks, self.at.batch_size)
         ours, *over = (tuple(Measurement(kind, v, (task,), self.at) for task in there) for v in variants)
         return Cell(place, ours, over[0] if over else ())
 

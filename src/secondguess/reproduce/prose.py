@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from secondguess.bench.paper import AVERAGE, HEADLINE
-from secondguess.reproduce.layout import interval, shown
+from secondguess.reproduce.layout import formatted, formatted_interval
 from secondguess.reproduce.outcome import Outcome, held_different
 from secondguess.reproduce.tables import PR_GAIN
 
@@ -21,9 +22,11 @@ def differences(outcomes: Sequence[Outcome]) -> list[str]:
             assert o.paper is not None
             p = o.cell.place
             where = f"{p.table[:-1].capitalize()} {p.table[-1]}, {p.part}: {p.row}, {p.column}, {p.quantity}"
-            ours = f"here {shown(o, o.value.value)} [{interval(o, o.value)}], paper {shown(o, o.paper)}"
+            ours = f"{formatted(o, o.value.value)} [{formatted_interval(o, o.value)}]"
+            said = f"{where}: here {ours}, paper {formatted(o, o.paper)}: {o.differs}."
             also = "; ".join(held_different(o))
-            notes.append(f"{where}: {ours}: {o.differs}." + (f" Also held different: {also}." if also else ""))
+            held = f" Also held different: {also}." if also else ""
+            notes.append(f"{said}{held} {o.explanation or 'No explanation is given.'}")
     return notes
 
 
@@ -44,15 +47,16 @@ def recovery(outcomes: Sequence[Outcome]) -> str:
     """How many of the rejected tokens second looks get right, which bounds what they can gain; nothing if unknown."""
     for o in outcomes:
         if o.cell.place[2:] == RECOVERED and o.value and o.paper is not None:
-            ours = f"{shown(o, o.value.value)} [{interval(o, o.value)}]"
-            return f"A second look gets {ours} of the rejected tokens right (paper: {shown(o, o.paper)})."
+            ours = f"{formatted(o, o.value.value)} [{formatted_interval(o, o.value)}]"
+            return f"A second look gets {ours} of the rejected tokens right (paper: {formatted(o, o.paper)})."
     return ""
 
 
 def tally(outcomes: Sequence[Outcome]) -> str:
-    measured = sum(o.value is not None for o in outcomes)
+    states = Counter(o.state for o in outcomes)
+    ours = ", ".join(f"{states[s]} {s}" for s in ("measured", "computed", "found", "not measured") if states[s])
     papers, differing = sum(o.paper is not None for o in outcomes), sum(bool(o.differs) for o in outcomes)
     return (
-        f"{len(outcomes)} cells: {measured} measured, {len(outcomes) - measured} not. The paper's number is known for "
+        f"{len(outcomes)} cells: {ours}. The paper's number is known for "
         f"{papers}; {differing} contradict{'s' * (differing == 1)} it."
     )

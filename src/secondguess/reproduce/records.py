@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from secondguess.atomic import check_folder, replacing
 from secondguess.errors import UserError
-from secondguess.reproduce.cells import Measurement
+from secondguess.reproduce.cells import Cell, Measurement, teams
 from secondguess.reproduce.world import World, digest
 
 REPLAY_COLUMNS = ("row", "looping", "emitted", "cycles")  # of a text
@@ -30,7 +30,9 @@ class Record:
     columns: tuple[str, ...] = ()
     units: Sequence[Sequence[float]] = ()
     found: dict[str, Any] = field(default_factory=dict)
-    complaints: tuple[str, ...] = ()  # of a live run: texts that are not plain decoding's, failures
+    complaints: tuple[str, ...] = ()  # texts that are not plain decoding's, failures
+    session: str = ""  # of times: the job whose methods took turns, see ``commands.reproduce_run``
+    revision: str = ""  # of the code
 
     @property
     def failed(self) -> bool:
@@ -48,44 +50,51 @@ def numbered(names: Iterable[Hashable]) -> list[int]:
 
 
 class Records:
-    """The records of ``folder`` that are of this world. Raises UserError if one of their files is damaged."""
+    """The records of ``folder`` that are of this world, by session. Raises UserError if a file is damaged."""
 
     def __init__(self, world: World, folder: Path) -> None:
         self.world, self.folder = world, folder
         check_folder(folder)
-        self._known: dict[Measurement, Record] = {}
-        self._paths: dict[Measurement, Path] = {}
+        self._known: dict[Measurement, dict[str, Record]] = {}
 
-    def __contains__(self, m: Measurement) -> bool:
-        return m in self._known or self.path(m).is_file()
+    def of(self, cells: Iterable[Cell]) -> dict[Measurement, Record]:
+        """What has been made for ``cells``. Times that are divided by each other are of one session, the newest that
+        has all of them, or count as not made: machines are not equally fast on all days.
+        """
+        found: dict[Measurement, Record] = {}
+        for team in teams(cells):
+            shared = [name for name in self.sessions(team[0]) if all(name in self.sessions(m) for m in team)]
+            if shared:
+                found |= {m: self.sessions(m)[shared[-1]] for m in team}
+        return found
 
-    def __getitem__(self, m: Measurement) -> Record:
+    def sessions(self, m: Measurement) -> dict[str, Record]:
+        """The records of a measurement by session, the newest last. What is not timed has one, without a name."""
         if m not in self._known:
-            self._known[m] = self._read(self.path(m))
+            paths = self.folder.glob(f"{self._stem(m)}{'-*' if m.kind == 'live' else ''}.json")
+            records = [self._read(path) for path in sorted(paths, key=lambda path: path.stat().st_mtime)]
+            self._known[m] = {record.session: record for record in records}
         return self._known[m]
-
-    def of(self, measurements: Iterable[Measurement]) -> dict[Measurement, Record]:
-        """Those of ``measurements`` that have been made."""
-        return {m: self[m] for m in measurements if m in self}
-
-    def path(self, m: Measurement) -> Path:
-        if m not in self._paths:
-            self._paths[m] = self.folder / f"{m.kind}-{digest(self.world.made_of(m))[:16]}.json"
-        return self._paths[m]
 
     def add(self, results: Mapping[Measurement, Record]) -> None:
         """Keep results, each on disk before anything else happens. What failed is not: another run tries it again."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        for m, record in results.items():
-            self._known[m] = record
+        for m, result in results.items():
+            record = replace(result, revision=self.world.record["revision"])
+            self.sessions(m)[record.session] = record
             if not record.failed:
                 content = {"made_of": self.world.made_of(m), "record": self.world.record, "result": asdict(record)}
-                with replacing(self.path(m)) as temporary:
+                name = "-".join(filter(None, (self._stem(m), record.session)))
+                with replacing(self.folder / f"{name}.json") as temporary:
                     temporary.write_text(json.dumps(content) + "\n", encoding="utf-8")
+
+    def _stem(self, m: Measurement) -> str:
+        return f"{m.kind}-{digest(self.world.made_of(m))[:16]}"
 
     def _read(self, path: Path) -> Record:
         try:
-            result = json.loads(path.read_text(encoding="utf-8"))["result"]
+            content = json.loads(path.read_text(encoding="utf-8"))
+            result = content["result"] | {"revision": content["record"]["revision"]}
             return Record(**result | {name: tuple(result[name]) for name in ("columns", "complaints")})
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(f"{path} is damaged ({error!r}): remove it, and it is measured again") from error

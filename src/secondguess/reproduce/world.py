@@ -16,11 +16,12 @@ from secondguess.config import TreeConfig
 from secondguess.drafter.checkpoint import weights_digest
 from secondguess.drafter.model import Drafter
 from secondguess.drafter.shipped import find_drafter, shipped_for
+from secondguess.engine.graphs import usable
 from secondguess.engine.thread import run
 from secondguess.errors import UserError
 from secondguess.methods import Method, open_drafter, parse_method
 from secondguess.reproduce.arms import ARMS
-from secondguess.reproduce.cells import Measurement
+from secondguess.reproduce.cells import MIN_UNITS, Measurement
 from secondguess.reproduce.parts import Scope
 from secondguess.target.hf import HFTarget
 
@@ -37,13 +38,23 @@ class World:
     digests: Mapping[str, str]
     rows: Mapping[str, list[TaskPrompt]]
     loaded: dict[Path, Drafter]
+    texts: Path | None = None  # where plain texts are kept; the user's cache if not given
 
     def prompts(self, m: Measurement) -> list[TaskPrompt]:
-        """As many as the flags say; of those that are decoded together so many that every batch is full."""
-        limit = self.args.limit
-        if m.kind == "live":
-            limit = ceil(self.args.live_limit / m.at.batch_size) * m.at.batch_size
-        return [p for task in m.tasks for p in subset(self.rows[task], limit, self.args.seed)]
+        """As many as the flags say; of those that are decoded together so many that there are batches enough for an
+        interval, as far as the rows reach, and all are full.
+        """
+        return [p for task in m.tasks for p in subset(self.rows[task], self.limit(m, task), self.args.seed)]
+
+    def limit(self, m: Measurement, task: str) -> int:
+        """How many prompts of a task a measurement takes, at most."""
+        size = m.at.batch_size
+        if m.kind != "live":
+            return self.args.limit
+        if size == 1:
+            return self.args.live_limit
+        num_batches = max(ceil(self.args.live_limit / size), MIN_UNITS)
+        return size * min(num_batches, sum(len(row.turns) for row in self.rows[task]) // size)
 
     def made_of(self, m: Measurement) -> dict[str, Any]:
         """All that a measurement's result depends on: a change of it is another measurement."""
@@ -75,7 +86,7 @@ def make_world(
     folders, lacking_drafters = find_arms(target, arms, loaded)
     rows, lacking_tasks = find_tasks(args.tasks, args.data_dir)
     sizes = {task: len(found) for task, found in rows.items()}
-    scope = Scope(sizes, lacking_tasks, lacking_drafters, args.budgets, args.temperatures)
+    scope = Scope(sizes, lacking_tasks, lacking_drafters, args.budgets, args.temperatures, usable(target.spec.device))
     digests = {name: weights_digest(folder) for name, folder in folders.items()}
     return World(args, record, target, scope, folders, digests, rows, loaded)
 

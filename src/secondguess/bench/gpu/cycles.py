@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from secondguess.bench.script import Script, histogram
-from secondguess.bench.serial import SerialSpeculator
+from secondguess.bench.serial import ReplayedSerial, SerialSpeculator
 from secondguess.bench.timed import Runner, make_runner
 from secondguess.config import TreeConfig
 from secondguess.drafter.model import Drafter
@@ -23,10 +23,6 @@ MIN_COLUMNS = 1024  # so that one graph serves a whole measurement
 # Acceptance lengths of the paper's Table 5 (Qwen3-8B, T = 0, average of its tasks), by budget.
 TAU = {24: {"eagle3.1": 4.39, "pr": 4.83}, 48: {"eagle3.1": 4.835, "pr": 5.127}}
 SERIAL = "pr, serial"
-
-
-class ReplayedSerial(SerialSpeculator, ReplayedSpeculator):
-    """Second looks in forwards of their own, the draft a CUDA graph."""
 
 
 @dataclass(frozen=True, slots=True)
