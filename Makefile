@@ -35,7 +35,7 @@ bench-perf: setup ## what cycles cost beside their products, then speed beside o
 	$(BIN)/secondguess bench $(BENCH_PERF)
 
 docs: setup ## build the documentation site in build/site
-	@$(BIN)/python -c "import mkdocs" 2>/dev/null || $(BIN)/python -m pip install -q -c constraints.txt -e '.[docs]'
+	@$(BIN)/python -c "import material" 2>/dev/null || $(BIN)/python -m pip install -q -c constraints.txt -e '.[docs]'
 	$(BIN)/mkdocs build
 
 clients: setup ## other people's clients against our server, in environments of their own (CLIENTS="--quick lm-eval soak")

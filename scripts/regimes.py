@@ -124,13 +124,17 @@ def tokens_and_cycles(found: Sequence[dict[str, Any]]) -> np.ndarray:
     return np.array([(answer["accepted"] + answer["cycles"], answer["cycles"]) for answer in found], np.float64)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="tau by prompt length, template, system prompt and language")
     parser.add_argument("out", type=Path, help="the table, as JSON; answers are kept beside it")
     parser.add_argument("lengths", type=int, nargs="*", default=LENGTHS, help="of the long prompts, in tokens")
     parser.add_argument("--minutes", type=float, default=60, help="begin no answer after so long (default: 60)")
     parser.add_argument("--target", default="smollm2-135m", help="for which both drafters ship")
-    args = parser.parse_args(argv)
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str]) -> int:
+    args = parse(argv)
     tree = TreeConfig(budget=BUDGET)
     llm = LLM(args.target, method="pr", others=(PLAIN, "eagle3.1"), tree=tree, max_batch_size=1)
     record, rows = make_record() | {"command": shlex.join(sys.argv)}, list[dict[str, Any]]()
@@ -148,4 +152,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

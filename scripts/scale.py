@@ -7,10 +7,12 @@ scripts/scale.py check OUT.json [--minutes 20]   the same arithmetic against the
 
 from __future__ import annotations
 
+import argparse
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, log
+from pathlib import Path
 
 from secondguess.bench.simulate import Drafting, Replica, arrivals, simulate
 from secondguess.engine.costs import CostModel, Curve
@@ -186,12 +188,22 @@ def plan() -> None:
         show(f"{REQUESTS:,} requests a second, {1e3 * limit:.0f} ms a token", head, replicas(gpus, model, costs, limit))
 
 
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parts = parser.add_subparsers(dest="part", required=True)
+    parts.add_parser("plan")
+    check = parts.add_parser("check")
+    check.add_argument("out", type=Path, help="the table, as JSON; rounds are kept beside it")
+    check.add_argument("--minutes", type=float, default=20, help="begin no round after so long (default: 20)")
+    check.add_argument("--target", default="smollm2-135m", help="for which both drafters ship")
+    return parser.parse_args(argv)
+
+
 if __name__ == "__main__":
-    if sys.argv[1:] == ["plan"]:
+    given = parse(sys.argv[1:])
+    if given.part == "plan":
         plan()
-    elif sys.argv[1:2] == ["check"]:
+    else:
         from scale_check import main  # loads models
 
-        sys.exit(main(sys.argv[2:]))
-    else:
-        sys.exit(str(__doc__))
+        sys.exit(main(given))

@@ -128,13 +128,8 @@ def check(target: HFTarget, kept: Kept) -> Iterator[dict[str, Any]]:
         yield compare(case, costs, rounds[case])
 
 
-def main(argv: Sequence[str]) -> int:
-    """0: the simulation is close everywhere. 1: it is not, or the time is up."""
-    parser = argparse.ArgumentParser(prog="scripts/scale.py check", description="the simulation against the engine")
-    parser.add_argument("out", type=Path, help="the table, as JSON; rounds are kept beside it")
-    parser.add_argument("--minutes", type=float, default=20, help="begin no round after so long (default: 20)")
-    parser.add_argument("--target", default="smollm2-135m", help="for which both drafters ship")
-    args = parser.parse_args(argv)
+def main(args: argparse.Namespace) -> int:
+    """0: the simulation is close everywhere. 1: it is not, or the time is up. ``args``: of ``scale.py``."""
     target = LLM(args.target, method="ar", max_batch_size=1, max_model_len=MAX_MODEL_LEN).target
     record = make_record() | {"command": shlex.join(sys.argv)}
     kept = Kept(args.out.with_suffix(".jsonl"), args.minutes, record["revision"])

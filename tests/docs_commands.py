@@ -14,7 +14,7 @@ PAGES = {
     for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))
     if path.name != "lab.md"  # a notebook: its commands are of their day
 }
-DATA, PYTHON, OUTPUT = re.compile(r"[{]"), re.compile(r"(from|import) "), re.compile(r"(method|level \d) ")
+DATA, PYTHON, OUTPUT = re.compile(r"[{]"), re.compile(r"(from|import) "), re.compile(r"(method|check|level \d) ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +31,12 @@ class Command:
         if self.words[0] == "torchrun":
             return list(self.words[self.words.index("secondguess") + 1 :])
         return list(self.words[1:]) if self.words[0] in ("secondguess", ".venv/bin/secondguess") else None
+
+    @property
+    def line(self) -> str:
+        """In one form, wherever it is called from."""
+        ours = self.argv is not None and self.words[0] != "torchrun"
+        return " ".join(["secondguess", *(self.argv or ())] if ours else self.words)
 
 
 def blocks(page: str) -> Iterator[list[str]]:

@@ -133,6 +133,7 @@ class TargetWorker:
 
     def __init__(self, target: HFTarget, num_slots: int, num_columns: int) -> None:
         self.target, self.cache = target, target.new_cache(num_slots, num_columns)
+        self.tokenizer = target.tokenizer
         spec = target.spec
         weight = torch.cat([target.embedding, torch.ones(PADDING, spec.hidden_size, dtype=spec.dtype)])
         self.model_runner = SimpleNamespace(
@@ -144,6 +145,7 @@ class TargetWorker:
                 vocab_size=spec.vocab_size,
                 is_multimodal=False,
                 hf_text_config=target.model.config,
+                context_len=num_columns,
             ),
             attn_backend=SimpleNamespace(verify_mask=None),
         )

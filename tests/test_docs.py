@@ -1,7 +1,9 @@
 """The documentation: every command in it is run, links lead somewhere, what is made from code is whole.
 
 Commands run page by page, in the order of the page, on a tiny target, with flags added that make them short
-(``SHORTER``). What cannot run in a test is read by its real parser, and ``ONLY_READ`` says why.
+(``SHORTER``). What a command waits for is there: lines for a chat, a client for a server, a server for a client. All
+commands that do not run here are listed in ``NOT_RUN``, with the reason and the tests that run their like; they are
+read by the real parser.
 """
 
 from __future__ import annotations
@@ -9,33 +11,50 @@ from __future__ import annotations
 import ast
 import importlib
 import importlib.util
+import io
 import json
 import os
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import httpx
 import pytest
 import torch
 import yaml
 from transformers import AutoModelForCausalLM, dynamic_module_utils
 
-from docs_commands import PAGES, ROOT, Command, commands, python_blocks
+from docs_commands import PAGES, ROOT, Command, blocks, commands, python_blocks
 from foreign_drafter import write_foreign
+from secondguess.bench import growth
 from secondguess.bench.tasks import TASKS
 from secondguess.cli import COMMANDS, main, parser_of
+from secondguess.commands import serve
+from secondguess.commands.show_findings import STYLES, conclusion
 from secondguess.drafter import shipped
+from secondguess.drafter.checks import CHECKS, Finding
+from secondguess.prepare import synthesize
+from secondguess.server import listen
 from secondguess.train.config import load_config
-from tiny_folder import save_tiny
+from test_endpoint import Api, echo
+from test_server_faults import listening
+from tiny_folder import byte_tokenizer, save_tiny
 
 # Last of two flags or settings wins.
 SHORTER: dict[str, list[str]] = {
     "generate": ["--max-new-tokens", "8"],
+    "chat": ["--max-new-tokens", "8"],
+    "serve": ["--port", "0"],
+    "reproduce": [
+        "--tasks", "gsm8k,mt_bench", "--limit", "2", "--live-limit", "1", "--max-new-tokens", "8", "--dtype", "float32",
+        "--budget", "8", "--temperature", "1",
+    ],
     "bench": ["--limit", "2", "--max-new-tokens", "8", "--rounds", "1"],
     "eval": ["--limit", "2", "--max-new-tokens", "8"],
     "trace": ["--limit", "2", "--max-new-tokens", "16"],
@@ -47,20 +66,34 @@ SHORTER: dict[str, list[str]] = {
         "held_out=0.3", "eval_responses=2",
     ],
 }  # fmt: skip
-ONLY_READ = {
-    r"growth ": "it times cycles of all sizes; tests/test_growth.py",
-    r"capture .*--workers ": "it takes a Ray cluster; tests/test_ray_capture.py",
-    r"chat ": "it reads a terminal; tests/test_chat.py",
-    r"serve ": "it does not end; tests/test_stranger.py serves",
-    r".*--synthesize ": "a random model writes no prompts; tests/test_synthesize.py",
-    r".*--endpoint ": "it takes a server; tests/test_endpoint.py",
-    r".*--peers ": "other engines have environments of their own; tests/test_peers.py",
-    r"reproduce .*--check": "it follows a measurement, which is only planned here; tests/test_reproduce_command.py",
+# What is measured where there is nothing to be found out: two points of each axis, one table of the paper.
+AXES = {"budget": (4, 8), "batch": (1, 2), "context": (128, 256), "vocabulary": (64, 128)}
+TABLE = "table7"
+# Every command that no test of this file runs: the beginning of its line, the reason, and the tests of its like.
+NOT_RUN = {
+    r"secondguess (bench|quality) .*--peers ": "other engines have environments of their own; tests/test_peers.py",
+    r"secondguess serve .*--ray ": "takes a cluster; tests/test_serve_ray.py, and slow ones in tests/test_ray_serve.py",
+    r"secondguess capture .*--workers ": "takes a cluster; slow tests in tests/test_ray_capture.py",
+    r"secondguess capture .*--endpoint ": "takes vLLM's connector; tests/test_served.py plays it",
+    r"torchrun .* (serve|generate) ": "several processes; tests/test_spread.py",
+    r"torchrun .* train ": "several processes; tests/test_parallel.py, tests/test_train_command.py",
+    r"vllm serve Qwen/Qwen3-8B ": "another engine; its API is played by tests/test_endpoint.py",
+    r"vllm serve TARGET ": "another engine; what it does is played by tests/test_served.py",
+    r"vllm serve HuggingFaceTB/": "another engine; tests/test_vllm.py, and what scripts/check_vllm.py runs in it",
+    r"python -m sglang\.": "another engine, on a GPU; tests/test_sglang.py, tests/test_sglang_hooks.py",
+    r"scripts/peers\.sh ": "installs other engines",
+    r"\.venv/bin/python scripts/check_vllm\.py ": "runs vLLM, from an environment of its own; tests/test_vllm.py",
+    r"\.venv/bin/python scripts/throughput\.py ": "loads a server for half an hour, and is only read",
+    r"scripts/perf\.py ": "times the default target, and is only read",
+    r"scripts/(regimes\.py|scale\.py check) ": "takes an hour; tests/test_scripts.py cuts both short",
+    r"scripts/arms\.py ": "trains four drafters; tests/test_arms.py",
+    r"scripts/paper\.sh ": "takes days; test_scripts_know_what_they_are_given has it say what it would do",
+    r"scripts/gpu_check\.sh": "takes a GPU; tests/test_gpu_check.py",
+    r"make (demo|bench)$": "takes the default target; tests/test_generate.py and tests/test_bench.py",
+    r"make (setup|check test)$": "what makes the environment of this test, and this test",
+    r"make clients": "other people's programs; tests/test_clients.py",
+    r"(git clone|\. \.venv|pip install|\.venv/bin/pre-commit install)": "changes the machine or the shell",
 }
-# Programs that are not ours, and the rest of a shell.
-OTHERS = {"git", "make", "curl", "printf", "rm", "pip", "vllm", "torchrun", "scripts/peers.sh", "scripts/paper.sh"}
-OTHERS |= {".", "python", "scripts/gpu_check.sh", "scripts/gpu_pipeline.sh", "scripts/arms.py", "scripts/perf.py"}
-SCRIPTS = (".venv/bin/pre-commit", ".venv/bin/python")
 STANDS_FOR = {
     "smollm2-135m": "target",
     "TARGET": "target",
@@ -69,6 +102,7 @@ STANDS_FOR = {
     "Qwen/Qwen3-8B": "target",
     "meta-llama/Llama-3.1-8B-Instruct": "target",
 }
+TALK = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"  # a user's turn begins with something
 LISTED = [(page, command) for page in PAGES for command in commands(page)]
 
 
@@ -89,12 +123,8 @@ def test_the_parser_knows_every_command(page: str, command: Command) -> None:
         if argv[0] == "train" and args.config != Path("run.yaml"):  # of a run folder
             load_config(args.config and ROOT / args.config, args.overrides)
     elif command.words[0] == "make":
-        targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M)
-        assert {word for word in command.words[1:] if "=" not in word} <= {*targets}
-    elif command.words[0] == "curl":
-        json.loads(command.words[command.words.index("-d") + 1])
+        assert {word for word in command.words[1:] if "=" not in word} <= {*make_targets()}
     else:
-        assert command.words[0] in (*OTHERS, *SCRIPTS), f"{page}: what is {command.text!r}?"
         for word in command.words:
             assert not word.startswith(("scripts/", "tests/")) or (ROOT / word).exists(), f"no {word}"
 
@@ -131,6 +161,7 @@ def test_scripts_know_what_they_are_given(script: str, argv: list[str], monkeypa
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What the pages take for granted: a target, drafters that ship for it, tasks, prompts, a drafter of others."""
     folder = save_tiny(tmp_path_factory.mktemp("docs"))
+    byte_tokenizer(TALK).save_pretrained(folder / "target")
     shutil.copytree(folder / "drafters", folder / "shipped" / "smollm2-135m", ignore=lambda *_: {"other"})
     shutil.copytree(ROOT / "configs", folder / "configs")
     (folder / "path" / "to").mkdir(parents=True)
@@ -159,42 +190,105 @@ def workplace(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
 def short(argv: list[str]) -> list[str]:
     """The command on the tiny target, in the form that is run."""
     argv = [STANDS_FOR.get(word, word) for word in argv]
-    if argv[0] == "reproduce" and "--plan" not in argv:
-        argv.append("--plan")
-    if argv[0] == "reproduce":
-        argv += ["--limit", "2", "--live-limit", "1", "--max-new-tokens", "8", "--dtype", "float32"]
+    if argv[:2] == ["reproduce", "all"] and "--plan" not in argv:
+        argv[1] = TABLE
     last = max((i for i, word in enumerate(argv) if argv[0] == "train" and "=" in word), default=len(argv) - 1)
     return argv[: last + 1] + SHORTER.get(argv[0], []) + argv[last + 1 :]  # train takes its settings in one place
 
 
-def only_read(argv: list[str]) -> bool:
-    return any(re.match(pattern, " ".join(argv)) for pattern in ONLY_READ)
+def excepted(command: Command) -> list[str]:
+    """The patterns of ``NOT_RUN`` that it is listed by."""
+    return [pattern for pattern in NOT_RUN if re.match(pattern, command.line)]
 
 
-def runnable(page: str) -> Iterator[Command]:
-    """Commands of ours but those that are only read, and what makes and removes their files."""
-    for command in commands(page):
-        ours = command.argv is not None and command.words[0] != "torchrun" and not only_read(command.argv)
-        if ours or command.words[0] in ("printf", "rm"):
-            yield command
+def runnable(page: str) -> list[Command]:
+    return [command for command in commands(page) if not excepted(command)]
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if any(runnable(page))])
-def test_commands_run_in_the_order_of_the_page(page: str, workplace: Path) -> None:
-    for command in runnable(page):
+@pytest.fixture
+def waited_for(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """What commands wait for in vain here, but for the server's clients. The URL of a server for ``--endpoint``."""
+    monkeypatch.setattr(growth, "AXES", AXES)
+    monkeypatch.setattr(synthesize, "MAX_TOKENS", 16)
+    monkeypatch.setattr(synthesize.Synthesis, "refusal", lambda *_: None)  # a random model writes no prompts
+    monkeypatch.setattr(serve, "start_logging", lambda: None)  # of this whole process
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    server = Api(echo)
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+    yield server.url
+    server.shutdown()
+    server.server_close()
+
+
+def client(asked: list[tuple[str, Any]]) -> Callable[..., bool]:
+    """In place of ``listen``: the server starts, is asked what the page asks of it, by path and body, and ends."""
+
+    def listen(app: Any, sock: Any) -> bool:
+        sock.close()
+        with listening(app) as url:
+            return all(httpx.post(url + path, json=body, timeout=120).is_success for path, body in asked)
+
+    return listen
+
+
+def request_of(curl: Command) -> tuple[str, Any]:
+    url, body = httpx.URL(curl.words[1]), curl.words[curl.words.index("-d") + 1]
+    return url.path, json.loads(body)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if runnable(page)])
+def test_commands_run_in_the_order_of_the_page(page: str, waited_for: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    listed = runnable(page)
+    asked = [request_of(command) for command in listed if command.words[0] == "curl"]
+    monkeypatch.setattr(listen, "listen", client(asked))
+    assert not asked or any(command.argv and command.argv[0] == "serve" for command in listed)
+    for command in listed:
         if command.argv is None:
-            subprocess.run(["sh", "-c", command.text], check=True)
-        else:
-            code = main(short(command.argv))
-            complains = code == 1 and command.argv[0] == "doctor"  # of a drafter that has learnt nothing
-            assert code == 0 or complains, f"{page}: {command.text}"
+            assert command.words[0] in ("printf", "rm", "curl"), f"{page}: {command.text!r} is run nowhere"
+            if command.words[0] != "curl":
+                subprocess.run(["sh", "-c", command.text], check=True)
+            continue
+        argv = [waited_for if word.startswith("http://") else word for word in short(command.argv)]
+        monkeypatch.setattr(sys, "stdin", io.StringIO("Why?\n/tree\n/race Why not?\n"))
+        code = main(argv)
+        complains = code == 1 and argv[0] == "doctor"  # of a drafter that has learnt nothing
+        assert code == 0 or complains, f"{page}: {command.text}"
 
 
-def test_what_is_only_read_is_there() -> None:
-    """A reason without a command is out of date."""
-    ours = [" ".join(command.argv) for _, command in LISTED if command.argv]
-    for pattern in ONLY_READ:
-        assert any(re.match(pattern, text) for text in ours), pattern
+def test_what_is_not_run_is_there() -> None:
+    """A reason without a command is out of date, and so is one that names a test that is gone."""
+    found = [excepted(command) for _, command in LISTED]
+    assert all(len(patterns) < 2 for patterns in found)
+    assert {pattern for patterns in found for pattern in patterns} == NOT_RUN.keys()
+    for reason in NOT_RUN.values():
+        for path in re.findall(r"(?:tests|scripts)/\w+\.py", reason):
+            assert (ROOT / path).exists(), path
+        for name in re.findall(r"test_\w+(?![\w.])", reason):
+            assert name in globals(), name
+
+
+INLINE = [
+    (page, code)
+    for page, path in PAGES.items()
+    for code in re.findall(r"`((?:secondguess|make|scripts/\w+\.\w+)(?: [^`]*)?)`", path.read_text(encoding="utf-8"))
+]
+
+
+@pytest.mark.parametrize(("page", "code"), INLINE, ids=lambda x: x.replace("/", "."))
+def test_commands_in_the_text_exist(page: str, code: str) -> None:
+    """They are names and outlines, not run; the flags of ours are looked at below."""
+    program, *rest = code.split()
+    if program == "secondguess":
+        assert not rest or rest[0] in COMMANDS, f"{page}: {code}"
+    elif program == "make":
+        assert {word for word in rest if "=" not in word} <= {*make_targets()}, f"{page}: {code}"
+    else:
+        source = (ROOT / program).read_text(encoding="utf-8")
+        assert all(flag in source for flag in re.findall(r"--[a-z][\w-]*", code)), f"{page}: {code}"
+
+
+def make_targets() -> list[str]:
+    return re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M)
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if python_blocks(page)])
@@ -218,6 +312,17 @@ def test_flags_in_the_text_exist() -> None:
         for code in re.findall(r"`(?!scripts/)([^`]+)`", text):  # scripts have flags of their own
             flags = {*re.findall(r"(?<![\w-])(--[a-z][\w-]*)", code)}
             assert flags <= known | {"--no-deps", "--head", "--generation-config"}, f"{page}: {code}"  # pip, ray, vllm
+
+
+def test_the_doctors_sample_has_all_its_lines() -> None:
+    """Its numbers are of one day."""
+    [sample] = [block for block in blocks("docs/doctor.md") if block[0].startswith("check ")]
+    rows = [re.match(r"(\w+(?: \w+)?) {2,}(\w+) {2,}\S", line) for line in sample[1:]]
+    shown = {row[1]: row[2] for row in rows if row}
+    assert [*shown] == ["checkpoint", *CHECKS, "acceptance"]
+    assert {*shown.values()} <= {*STYLES}
+    found = [Finding(name, verdict, "") for name, verdict in shown.items()]
+    assert conclusion(found) in sample
 
 
 def test_what_is_said_of_known_faults_is_said_in_a_test() -> None:
@@ -275,6 +380,18 @@ def test_links_lead_somewhere(site: dict[str, str]) -> None:
                 assert not anchor or anchor in anchors(site[path or page]), f"{page}: {link}"
             else:
                 assert (ROOT / "docs" / path).exists(), f"{page}: {link}"
+
+
+def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+    """mkdocs.yml is strict, which knows more of links and anchors than this file. In mkdocs' own theme: it is there."""
+    import mkdocs.config
+    from mkdocs.commands.build import build
+
+    own = {"theme": {"name": "mkdocs"}, "site_dir": str(tmp_path / "site")}
+    config = mkdocs.config.load_config(str(ROOT / "mkdocs.yml"), **own)
+    assert config.strict
+    build(config)
+    assert (tmp_path / "site" / "reference" / "commands" / "index.html").exists()
 
 
 def test_every_page_is_in_the_navigation(site: dict[str, str]) -> None:

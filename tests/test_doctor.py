@@ -19,7 +19,7 @@ from secondguess.cli import main
 from secondguess.commands import doctor_run
 from secondguess.commands.doctor import DoctorOptions
 from secondguess.commands.doctor_probe import open_probe
-from secondguess.commands.doctor_run import judge, look, record
+from secondguess.commands.doctor_run import elsewhere, judge, look, record
 from secondguess.commands.show_findings import conclusion
 from secondguess.config import TreeConfig
 from secondguess.drafter.checkpoint import load_for, save_drafter
@@ -506,6 +506,18 @@ def test_recording_an_acceptance_length_keeps_the_checkpoint_loadable(command, m
     assert last["name"] == "acceptance"
     assert f"{probe['acceptance_length']:.2f} when it was recorded" in last["found"]
     run(load_for, Path("drafter"), load(Path()))
+
+
+def test_of_a_number_that_is_not_compared_it_says_so(command) -> None:
+    card = {"acceptance_length": 2.21, "method": "pr", "budget": 24, "max_new_tokens": 32}
+    edit(Path("drafter"), block={"probe": card})
+    command("--budget", "8", "--max-new-tokens", "32", "--json", "found.json")
+    last = json.loads(Path("found.json").read_text())["results"][-1]
+    assert last["found"].endswith(" (the card's 2.21 was at budget 24: not compared)")
+    assert elsewhere(card, {"method": "eagle3.1", "budget": 24, "max_new_tokens": 4}).endswith(
+        "was at method pr, max_new_tokens 32: not compared)"
+    )
+    assert elsewhere(card, dict(list(card.items())[1:])) == elsewhere({}, {"budget": 24}) == ""
 
 
 @pytest.mark.parametrize(

@@ -200,7 +200,7 @@ def test_every_case_is_measured_and_simulated(
     monkeypatch.setattr(check, "ROUNDS", 1)
     monkeypatch.setattr(check, "MAX_MODEL_LEN", 512)
     monkeypatch.setattr(stopwatch, "LIMIT_S", 0.2)
-    check.main([str(tmp_path / "out.json"), "--target", str(tiny / "target")])
+    check.main(load("scale").parse(["check", str(tmp_path / "out.json"), "--target", str(tiny / "target")]))
     found = json.loads((tmp_path / "out.json").read_text())["rows"]
     cases = [(row["method"], row["slots"]) for row in found]
     assert cases == [(m, n) for n in (1, 4) for m in ("ar", "eagle3.1", "pr")]

@@ -406,6 +406,27 @@ def test_what_may_not_fit_is_told(tmp_path: Path, target: HFTarget, worker_modul
     assert "rope: base 1e+06, the target's is 10000" in caplog.text
 
 
+def test_what_is_compared_is_what_sglang_serves(
+    tmp_path: Path, target: HFTarget, worker_module: ModuleType, caplog
+) -> None:
+    """Its tokenizer, with the chat template, and its context, not the target's of 1024."""
+    drafter, facts = tmp_path / "drafter", target.facts
+    then = {"tokenizer": facts.tokenizer, "chat_template": facts.chat_template, "answer_start": facts.answer_start}
+    save_drafter(tiny_drafter(target), drafter, {"made_for": then, "training": {"trained_length": ROOM // 8}})
+    make_worker(worker_module, target, drafter)
+    assert not caplog.text
+    strange = dict.fromkeys(("tokenizer", "chat_template"), "0123456789abcdef") | {"answer_start": "<think>"}
+    save_drafter(tiny_drafter(target), drafter, {"made_for": strange, "training": {"trained_length": ROOM // 8 - 1}})
+    make_worker(worker_module, target, drafter)
+    for said in (
+        "another tokenizer than at training",
+        "another chat template than",
+        "another thinking mode than at training: left to the model, it was on",
+        f"texts of up to {ROOM // 8 - 1} tokens, here they may have {ROOM}",
+    ):
+        assert said in caplog.text
+
+
 @pytest.mark.parametrize(
     ("name", "said"), [("eagle3.1", "has no self-query"), ("other", "not for this target"), ("none", "no drafter")]
 )

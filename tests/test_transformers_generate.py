@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from transformers import AutoModelForCausalLM, GenerationConfig, NoRepeatNGramLogitsProcessor, dynamic_module_utils
 
 from secondguess.drafter.checkpoint import save_drafter
@@ -129,12 +131,31 @@ def test_a_glance_sees_any_value_change(dtype: torch.dtype) -> None:
 
 
 def test_engines_are_kept_between_calls(model, drafter) -> None:
-    first = llm_for(model, drafter, "pr", 2, 40)
+    first = llm_for(model, drafter, "pr", 3, 40)
     assert llm_for(model, drafter, "pr", 1, 30) is first
-    longer = llm_for(model, drafter, "pr", 2, 41)
+    longer = llm_for(model, drafter, "pr", 3, 65)
     assert longer is not first
     assert longer.target is first.target
     assert llm_for(model, drafter, "eagle3.1", 1, 30).target is first.target
+
+
+def test_a_conversation_that_grows_seldom_takes_a_new_engine(model, drafter) -> None:
+    """The target takes 1024 tokens; nobody takes more, and that is said of the length that was asked for."""
+    lengths = [*range(33, 65, 7), *range(65, 129, 9), 1000, 1024]
+    engines = [llm_for(model, drafter, "pr", 3, length) for length in lengths]
+    assert len({id(llm) for llm in engines}) == 3
+    assert (engines[0].max_batch_size, engines[0].max_model_len) == (4, 64)
+    assert engines[-1].max_model_len == 1024
+    with pytest.raises(UserError, match="got 1025"):
+        llm_for(model, drafter, "pr", 1, 1025)
+
+
+def test_this_is_the_release_that_the_plug_in_was_read_beside() -> None:
+    """It rests on names of transformers that are no interface: of another release, look at them first."""
+    constraints = (Path(__file__).parent.parent / "constraints.txt").read_text()
+    [tested] = re.findall(r"^transformers==(.*)$", constraints, re.M)
+    look = "see what changed in transformers.generation (processors, criteria, _pad_token_tensor, custom_generate)"
+    assert transformers.__version__ == tested, f"options.py and decode.py were tested with {tested}: {look}"
 
 
 def test_samples_are_repeated_by_torchs_seed_and_are_the_engines(model, drafter) -> None:

@@ -27,7 +27,7 @@ from secondguess.drafter.speculator import EagleSpeculator
 from secondguess.engine.speculate import Accepted
 from secondguess.errors import UserError
 from secondguess.integrations import vllm as integration
-from secondguess.integrations.vllm import BranchProposer, roots_of
+from secondguess.integrations.vllm import BranchProposer, Places, roots_of
 from secondguess.llm import LLM
 from secondguess.methods import parse_method
 from secondguess.target.base import causal_rows
@@ -169,7 +169,7 @@ def expected_draft(target: HFTarget, drafter_folder: Path, tokens: list[int], me
     cache = target.new_cache(1, ROOM)
     out = target.forward(causal_rows(torch.tensor([0]), torch.tensor([tokens[:-1]])), cache)
     speculator.accept([Accepted(0, torch.tensor(tokens[1:]), out.taps_RNLH[0])])
-    return best_branch(speculator.draft(roots_of([tokens], [0], torch.device("cpu"))), STEPS)[0]
+    return best_branch(speculator.draft(roots_of(tokens[-1:], [0], torch.device("cpu"))), STEPS)[0]
 
 
 @pytest.mark.parametrize("method", ["pr", "eagle3.1:budget=3,grow_width=1,offer_width=1"])
@@ -300,6 +300,20 @@ def test_texts_of_which_there_is_no_room_are_refused(folder: Path, target: HFTar
     proposer = BranchProposer(engine_config({"drafter": str(folder / "drafters" / "pr")}, max_model_len=2**40))
     with pytest.raises(UserError, match=r"GB, .* are free: lower --max-num-seqs or --max-model-len"):
         proposer.load_model(model_of(target))
+
+
+def test_of_a_text_that_grows_what_is_new_is_copied() -> None:
+    places, text = Places(2, 6), np.array([4, 5, 6, 7], np.int32)
+    slot = places.new()
+    places.keep(slot, text[:2])
+    places.keep(slot, np.array([0, 0, 6, 7]))  # its beginning is known
+    assert places.find(text) == slot
+    assert [places.find(other) for other in (text[:2], text[:3], np.array([4, 5, 6, 8]))] == [None] * 3
+    other = places.new()
+    places.keep(other, text[:3])
+    assert places.find(text[:3]) == other != slot
+    assert places.new() == slot, "used longest ago"
+    assert places.find(text) is None, "and empty then"
 
 
 #         0

@@ -59,6 +59,7 @@ def probe(options: DoctorOptions, target: HFTarget, folder: Path, patient: Loade
     card = patient.block.get("probe", {})
     known = card["acceptance_length"] if card and setting.items() <= card.items() else None
     judged = judge(tau, budget, known)
+    judged = replace(judged, found=judged.found + elsewhere(card, setting))
     if options.record and tau is not None:
         judged = record(folder, {"acceptance_length": round(tau, 3), **setting}, judged, known)
     return [judged, *compare(texts, ours, others)]
@@ -99,6 +100,14 @@ def judge(tau: float | None, budget: int, known: float | None) -> Finding:
     if known is None and tau < WEAK:
         return Finding("acceptance", "warning", f"{found}: hardly worth its time", "train it on more answers")
     return Finding("acceptance", "ok", found)
+
+
+def elsewhere(card: Mapping[str, Any], setting: Mapping[str, Any]) -> str:
+    """What the checkpoint holds of a probe with other settings than these; empty if there was none."""
+    others = [f"{name} {card.get(name)}" for name, value in setting.items() if card.get(name) != value]
+    if not card or not others:
+        return ""
+    return f" (the card's {card['acceptance_length']:.2f} was at {', '.join(others)}: not compared)"
 
 
 def record(folder: Path, found: dict[str, Any], judged: Finding, known: float | None) -> Finding:

@@ -9,7 +9,7 @@ vLLM verifies chains. So the drafter grows its tree here, over K/V of its own an
 tree's best branch. vLLM tells a proposer tokens and no states: hooks on the target's layers catch them as they pass.
 The K/V is set aside at the start, for ``--max-num-seqs`` texts of ``--max-model-len`` tokens.
 
-E positions of a request that a pass read, L tapped layers, H hidden size, T tokens of the pass.
+E positions of a request that a pass read, L tapped layers, H hidden size, T tokens of the pass; S slots, C columns.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class BranchProposer:
         self.method = parse_method(self.options.method, TreeConfig(num_steps=self.num_tokens))
         drafting = self.method.has_drafter and self.method.tree.budget != "auto"
         require(drafting, f"method must be {' or '.join(WITH_DRAFTER)}, with a budget that is a number")
-        self.places = Places(vllm_config.scheduler_config.max_num_seqs)
+        self.num_slots: int = vllm_config.scheduler_config.max_num_seqs
         self.model_config = vllm_config.model_config
         self.max_len: int = self.model_config.max_model_len
 
@@ -79,7 +79,7 @@ class BranchProposer:
         checkpoint = load_checkpoint(folder, embedding, num_layers)
         drafter = checkpoint.drafter.requires_grad_(False)
         check_network(self.method, drafter.config, f"drafter {folder}")
-        check_room(drafter, self.places.num_slots, self.max_len)
+        check_room(drafter, self.num_slots, self.max_len)
         dtype = str(embedding.dtype).removeprefix("torch.")
         facts = facts_of(body.config, tokenizer_of(self.model_config), None, dtype)
         warn(folder, examine(checkpoint, facts, embedding, self.max_len))
@@ -87,8 +87,9 @@ class BranchProposer:
         layers = drafter.config.tap_layers or default_tap_layers(num_layers)
         drafter.tap_index = tuple(range(len(layers)))
         self.taps, self.device = Taps(body.layers, layers), embedding.device
+        self.places = Places(self.num_slots, self.max_len)
         tree = self.method.tree_for(drafter.config)
-        self.speculator = EagleSpeculator(drafter, tree, self.places.num_slots, self.max_len)
+        self.speculator = EagleSpeculator(drafter, tree, self.num_slots, self.max_len)
 
     def propose(
         self,
@@ -108,7 +109,7 @@ class BranchProposer:
         slots = {i: accepted.slot for i, accepted in enumerate(heard) if accepted and sampled_token_ids[i]}
         drafts: list[list[int]] = [[] for _ in texts]
         if slots:
-            roots = roots_of([texts[i].tolist() for i in slots], list(slots.values()), self.device)
+            roots = roots_of([int(texts[i][-1]) for i in slots], list(slots.values()), self.device)
             branches = best_branch(self.speculator.draft(roots), self.num_tokens)
             for i, branch in zip(slots, branches, strict=True):
                 drafts[i] = branch
@@ -132,26 +133,33 @@ class BranchProposer:
 
 
 class Places:
-    """Which slot of the drafter's cache holds which text. vLLM moves requests about, so their texts tell them apart.
+    """Which slot of the drafter's cache holds which text. vLLM moves requests about and does not name them to a
+    proposer, so their texts tell them apart: those of one length are compared, and what a text gains is copied.
 
     (Of two requests with one text either slot will do for either.)
     """
 
-    def __init__(self, num_slots: int) -> None:
-        self.num_slots = num_slots
-        self.texts: dict[int, bytes] = {}  # by slot, the one used longest ago first
+    def __init__(self, num_slots: int, max_len: int) -> None:
+        self.texts_SC = np.zeros((num_slots, max_len), np.int32)
+        self.lengths_S, self.used_S = np.zeros((2, num_slots), np.int64)  # used: how late, 0 is never
+        self.now = 0
 
     def find(self, text: np.ndarray) -> int | None:
-        wanted = text.tobytes()
-        return next((slot for slot, known in self.texts.items() if known == wanted), None)
+        n = len(text)
+        slots = np.flatnonzero(self.lengths_S == n).tolist()
+        return next((slot for slot in slots if np.array_equal(self.texts_SC[slot, :n], text)), None)
 
     def new(self) -> int:
-        """A slot that is free, or else the one used longest ago: nobody says when a request ends."""
-        return len(self.texts) if len(self.texts) < self.num_slots else next(iter(self.texts))
+        """A slot that is free, or else the one used longest ago: nobody says when a request ends. It is empty then."""
+        slot = int(self.used_S.argmin())
+        self.lengths_S[slot] = 0
+        return slot
 
     def keep(self, slot: int, text: np.ndarray) -> None:
-        self.texts.pop(slot, None)
-        self.texts[slot] = text.tobytes()
+        """``text`` begins with what the slot holds."""
+        self.now += 1
+        self.texts_SC[slot, self.lengths_S[slot] : len(text)] = text[self.lengths_S[slot] :]
+        self.lengths_S[slot], self.used_S[slot] = len(text), self.now
 
 
 class Taps:
@@ -187,9 +195,9 @@ def starts_of_pass() -> list[int] | None:
     return next(iter(by_layer.values())).query_start_loc.tolist() if by_layer else None
 
 
-def roots_of(texts: list[list[int]], slots: list[int], device: torch.device) -> Roots:
-    tokens = tuple(text[-1] for text in texts)
-    return Roots(tuple(slots), tokens, tuple(texts), (GREEDY,) * len(texts), device)
+def roots_of(tokens: list[int], slots: list[int], device: torch.device) -> Roots:
+    """``tokens``: the newest of each request. A drafter reads states, and greedy drafts take no noise: no histories."""
+    return Roots(tuple(slots), tuple(tokens), ([],) * len(tokens), (GREEDY,) * len(tokens), device)
 
 
 def options_of(additional_config: Mapping[str, Any]) -> Options:

@@ -177,8 +177,13 @@ HOOKS = (
     read("srt.mem_cache.memory_pool", "ReqToTokenPool", "req_to_token"),
     read("srt.mem_cache.allocator.base", "BaseTokenToKVPoolAllocator", "size page_size"),
     # The target.
+    read("srt.managers.tp_worker", "TpModelWorker", "model_runner tokenizer"),
     read("srt.model_executor.model_runner", "ModelRunner", "model model_config attn_backend"),
-    read("srt.configs.model_config", "ModelConfig", "num_hidden_layers vocab_size is_multimodal hf_text_config"),
+    read(
+        "srt.configs.model_config",
+        "ModelConfig",
+        "num_hidden_layers vocab_size is_multimodal hf_text_config context_len",
+    ),
     read("srt.layers.attention.base_attn_backend", "AttentionBackend", "verify_mask"),
     read("srt.layers.attention.verify_mask", "VerifyMask", "buffer mode fits"),
     read("kernels.ops.speculative.spec_tree", "TreeMaskMode", "FULL_MASK QLEN_ONLY"),

@@ -42,7 +42,7 @@ class Worker(BaseSpecWorker):
         self._target_worker, self._draft_worker = target_worker, None  # SGLang's names; the drafter is no model of its
         spec, self.device = get_spec(), get_device().device
         self.method = method_of(spec.speculative_num_steps, spec.speculative_num_draft_tokens)
-        self.drafter = open_drafter(target_worker.model_runner, spec.speculative_draft_model_path, self.method)
+        self.drafter = open_drafter(target_worker, spec.speculative_draft_model_path, self.method)
         self.tree = self.method.tree_for(self.drafter.config)
         self.speculative_num_steps = self.tree.num_steps
         self.speculative_num_draft_tokens = self.tree.max_budget + 1
@@ -140,15 +140,17 @@ class Worker(BaseSpecWorker):
         return states.unflatten(-1, (self.drafter.config.num_taps, -1))
 
 
-def open_drafter(runner: Any, path: str, method: Method) -> Drafter:
-    """The drafter at ``path`` for the model that ``runner`` has loaded."""
+def open_drafter(target_worker: Any, path: str, method: Method) -> Drafter:
+    """The drafter at ``path`` for the model of SGLang's worker. The log is warned of what may not fit."""
+    runner = target_worker.model_runner
     config = runner.model_config
     require(not config.is_multimodal, "images have no tokens that the drafter could read: take a target of text alone")
     embedding = runner.model.get_embed_and_head()[0].detach()[: config.vocab_size]  # SGLang pads it
     folder = find_drafter(path, method.name, embedding)
     checkpoint = load_checkpoint(folder, embedding, config.num_hidden_layers)
-    facts = facts_of(config.hf_text_config, None, None, str(embedding.dtype).removeprefix("torch."))
-    warn(folder, examine(checkpoint, facts, embedding))
+    dtype = str(embedding.dtype).removeprefix("torch.")
+    facts = facts_of(config.hf_text_config, target_worker.tokenizer, None, dtype)
+    warn(folder, examine(checkpoint, facts, embedding, config.context_len))
     drafter = checkpoint.drafter.requires_grad_(False)
     check_network(method, drafter.config, f"drafter {folder}")
     taps = f"drafter {folder} taps layers of its own choice, which SGLang numbers otherwise: take one with EAGLE-3's"

@@ -31,7 +31,10 @@ _READY: WeakKeyDictionary[nn.Module, Ready] = WeakKeyDictionary()
 
 
 def llm_for(model: nn.Module, drafter: str | Path | None, method: str, num_requests: int, length: int) -> LLM:
-    """An LLM over the weights of ``model`` with room for ``num_requests`` of ``length`` tokens."""
+    """An LLM over the weights of ``model`` with room for ``num_requests`` of ``length`` tokens, and for some more.
+
+    A conversation grows with every turn: room is made by powers of two, so that few of them take a new engine.
+    """
     weights, made_of, before = state_of(model), (drafter, method), _READY.get(model)
     if before is None or before.weights != weights:
         target, fits = run(HFTarget, sharing(model)), False
@@ -40,9 +43,15 @@ def llm_for(model: nn.Module, drafter: str | Path | None, method: str, num_reque
         roomy = llm.engine.cache.num_slots >= num_requests and llm.max_model_len >= length
         fits = roomy and before.made_of == made_of
     if not fits:
-        llm = LLM(target, drafter, method=method, max_batch_size=num_requests, max_model_len=length)
+        room = max(length, min(power_of_two(length), target.spec.context_len))
+        llm = LLM(target, drafter, method=method, max_batch_size=power_of_two(num_requests), max_model_len=room)
         _READY[model] = Ready(weights, made_of, llm)
     return _READY[model].llm
+
+
+def power_of_two(number: int) -> int:
+    """The least that is not below ``number``."""
+    return 1 << (number - 1).bit_length()
 
 
 def state_of(model: nn.Module) -> Weights:
