@@ -20,12 +20,12 @@ from secondguess.drafter.model import Drafter
 from secondguess.drafter.native import NativeRound
 from secondguess.drafter.passes import Pairs, Passes, Round, attention
 from secondguess.engine.slots import SlotCache
-from secondguess.engine.speculate import Accepted, Roots
+from secondguess.engine.speculate import Accepted, Prefix, Roots
 from secondguess.kernels.grow import grower
 from secondguess.tree.rows import Root
-from secondguess.types import DraftTree, Rows, Verdict
+from secondguess.types import DraftTree, Rows, Speculation, Verdict
 
-MOST_BEHIND = 16  # tokens that a draft may have to read first, where others were decoded plainly
+MOST_BEHIND = 16  # pairs that a draft may have to read first: a short prompt's, or those that were decoded plainly
 
 
 @dataclass(slots=True)
@@ -63,14 +63,24 @@ class EagleSpeculator(Passes[SlotCache]):
     def attend(self, layer: int, rows: Rows, q_RAXD: Tensor, k_RGXD: Tensor, v_RGXD: Tensor) -> Tensor:
         return attention(rows.visible_RNW, q_RAXD, *self.cache.write(layer, rows, k_RGXD, v_RGXD))
 
+    def keeps(self, slot: int, speculation: Speculation, count: int) -> int:
+        return min(count, self.slots[slot].num_columns) if slot in self.slots else 0
+
+    def admit(self, slot: int, speculation: Speculation, prefix: Prefix | None) -> None:
+        if prefix is None:
+            self.slots.pop(slot, None)
+            return
+        source = self.slots[prefix.slot]
+        if prefix.slot != slot:
+            self.cache.copy(prefix.slot, slot, prefix.count)
+        self.slots[slot] = Slot(prefix.count, source.tokens[:0], source.taps[:0].clone())
+
     def accept(self, accepted: list[Accepted]) -> None:
-        self.catch_up([a.slot for a in accepted if a.slot in self.slots])
         for a in accepted:
-            slot = self.slots.get(a.slot)
-            if slot is None:
-                self.slots[a.slot] = self.read_prompt(a)
-            else:
-                slot.tokens, slot.taps = torch.cat([slot.tokens, a.tokens]), torch.cat([slot.taps, a.taps_ELH])
+            slot = self.slots.get(a.slot) or Slot(0, a.tokens[:0], a.taps_ELH[:0])
+            slot.tokens, slot.taps = torch.cat([slot.tokens, a.tokens]), torch.cat([slot.taps, a.taps_ELH])
+            self.slots[a.slot] = slot
+        self.catch_up([a.slot for a in accepted])
 
     def release(self, slot: int) -> None:
         self.slots.pop(slot, None)
@@ -84,18 +94,16 @@ class EagleSpeculator(Passes[SlotCache]):
 
     @torch.inference_mode()
     def catch_up(self, numbers: list[int]) -> None:
-        """Read what was accepted while nothing was drafted, before it grows into a prompt of its own."""
-        behind = [n for n in numbers if len(self.slots[n].tokens) >= MOST_BEHIND]
-        if behind:
-            self.extend(take_pairs(behind, [self.slots[n] for n in behind]))
+        """Read pieces of prompts, and what was accepted while nothing was drafted.
 
-    @torch.inference_mode()
-    def read_prompt(self, a: Accepted) -> Slot:
-        """Extend over all pairs but the newest, which is left to the first draft: there prompts of all lengths meet."""
-        slot = Slot(0, a.tokens[:-1], a.taps_ELH[:-1])
-        if len(slot.tokens):
-            self.extend(take_pairs([a.slot], [slot]))
-        return Slot(slot.num_columns, a.tokens[-1:], a.taps_ELH[-1:])
+        All pairs but the newest, which is left to the next draft. A piece is read by itself: others would be padded to
+        its length.
+        """
+        behind = {n: len(self.slots[n].tokens) for n in numbers if len(self.slots[n].tokens) > MOST_BEHIND}
+        few = [n for n, count in behind.items() if count <= 2 * MOST_BEHIND]
+        for together in (few, *([n] for n in behind if n not in few)):
+            if together:
+                self.extend(take_pairs(together, [self.slots[n] for n in together], num_left=1))
 
     @torch.inference_mode()
     def draft(self, roots: Roots) -> DraftTree:
@@ -125,15 +133,18 @@ class EagleSpeculator(Passes[SlotCache]):
         return coming_noise(roots.draws, lengths, self.config.num_steps + 1, self.drafter.target_ids)
 
 
-def take_pairs(numbers: Sequence[int], slots: Sequence[Slot]) -> Pairs:
-    """The pairs that wait in ``slots``, which are known by ``numbers``. They count as committed from now on."""
-    starts, counts = [s.num_columns for s in slots], [len(s.tokens) for s in slots]
+def take_pairs(numbers: Sequence[int], slots: Sequence[Slot], num_left: int = 0) -> Pairs:
+    """The pairs that wait in ``slots``, which are known by ``numbers``, but for the newest ``num_left`` of each.
+
+    They count as committed from now on.
+    """
+    starts, counts = [s.num_columns for s in slots], [len(s.tokens) - num_left for s in slots]
     table_R3 = upload(list(zip(numbers, starts, counts, strict=True)), slots[0].tokens.device)
     slots_R, start_R, counts_R = table_R3.unbind(1)
-    tokens_RE = pad_sequence([s.tokens for s in slots], batch_first=True)
-    taps_RELH = pad_sequence([s.taps for s in slots], batch_first=True)
+    tokens_RE = pad_sequence([s.tokens[:n] for s, n in zip(slots, counts, strict=True)], batch_first=True)
+    taps_RELH = pad_sequence([s.taps[:n] for s, n in zip(slots, counts, strict=True)], batch_first=True)
     for slot, count in zip(slots, counts, strict=True):
         slot.num_columns += count
-        slot.tokens, slot.taps = slot.tokens[count:], slot.taps[count:]
+        slot.tokens, slot.taps = slot.tokens[count:], slot.taps[count:].clone()  # a view would keep those before it
     width, length = max(starts) + max(counts), max(s.num_columns for s in slots)
     return Pairs(tuple(numbers), slots_R, tokens_RE, taps_RELH, start_R, counts_R, width, length)
