@@ -193,7 +193,10 @@ def test_texts_make_way_in_the_order_of_their_last_use(llama: HFTarget) -> None:
     again = finish(s, Request((*b.token_ids, 1, 2), SHORT))
     assert again.num_reused >= len(b.token_ids) - 1 - MOST_BEHIND
     assert [(x.slot, x.token_ids[0]) for x in s.free.texts] == [(1, 46), (0, 16)], "what it has within is held once"
-    assert again.emitted == alone(llama, again.request).emitted
+    fresh = make(llama)
+    unaided = finish(fresh, again.request)
+    assert (again.emitted, again.drafting) == (unaided.emitted, unaided.drafting)
+    assert torch.equal(columns(s, again.num_cached), columns(fresh, again.num_cached)), "as copied"
     for gone in (a, c):
         assert s.free.find((*gone.token_ids, 3), Speculation(), []) is None
     last = finish(s, Request((*d.token_ids, 3), SHORT))

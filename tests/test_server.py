@@ -648,7 +648,7 @@ def scraped(app: FastAPI) -> dict[str, float]:
 
 def test_a_second_turn_takes_over_what_the_first_has_read(folder, plain: LLM) -> None:
     llm = LLM(folder / "target", folder / "drafters" / "pr", others=("ar",), tree=TREE, max_model_len=256)
-    app, turns = app_with(llm), [{"role": "user", "content": "a question of forty letters, or nearly"}]
+    app, turns, usages = app_with(llm), [{"role": "user", "content": "a question of forty letters, or nearly"}], []
     for _ in range(2):
         body = CHAT | {"messages": turns, "max_tokens": 40, "temperature": 0}
         answer = send(app, "POST", "/v1/chat/completions", json=body).json()
@@ -656,9 +656,10 @@ def test_a_second_turn_takes_over_what_the_first_has_read(folder, plain: LLM) ->
         params = SamplingParams(max_tokens=40, seed=7, ignore_eos=True)
         assert text == plain.generate([turns], [params])[0].text
         turns = [*turns, {"role": "assistant", "content": text}, {"role": "user", "content": "and?"}]
-    usage, page = answer["usage"], get(app, "/metrics").text
-    cached = usage["prompt_tokens_details"]["cached_tokens"]
-    assert 40 <= cached < usage["prompt_tokens"]
+        usages.append(answer["usage"])
+    page, (first, second) = get(app, "/metrics").text, usages
+    cached = second["prompt_tokens_details"]["cached_tokens"]
+    assert cached >= first["prompt_tokens"] - 1, "the template's end may differ, and the answer be other tokens"
     assert f'prefix_cache_hits_total{{model_name="tiny"}} {cached}.0' in page
     rate = cached / llm.totals.num_prompt_tokens
     assert f"Prefix cache hit rate: {rate:.1%}" in report(llm, Totals(), llm.totals, 10)[0]

@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--max-model-len", type=int, metavar="INT", help=room)
     batch = "requests decoded together; others wait (default: 8)"
     add("--max-batch-size", "--max-num-seqs", type=int, default=8, metavar="INT", help=batch)
-    kv = "texts that run may have so many tokens together, then the newest waits (default: what slots and memory hold)"
+    kv = "texts may have so many tokens together, then the newest waits (default: what slots and memory hold)"
     add("--kv-cache-tokens", type=int, metavar="INT", help=kv)
     off = "read every prompt from its beginning, whatever others begin with (default: what they share is read once)"
     add("--no-enable-prefix-caching", dest="prefix_caching", action="store_false", help=off)
