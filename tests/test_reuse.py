@@ -103,7 +103,7 @@ def test_a_prompt_in_pieces_leaves_the_drafter_the_same_bits(llama: HFTarget, mo
     for piece in (512, 24):
         monkeypatch.setattr(prefill, "PIECE", piece)
         s = make(llama)
-        passes = lengths_of_passes(s.engine.speculator, monkeypatch)
+        passes = lengths_of_passes(drafter_of(s), monkeypatch)
         sequence = finish(s, request)
         assert max(passes) == min(piece, 99)
         found.append((sequence.emitted, sequence.drafting, columns(s, 100)))
@@ -111,6 +111,11 @@ def test_a_prompt_in_pieces_leaves_the_drafter_the_same_bits(llama: HFTarget, mo
     assert emitted == emitted_p == alone(llama, request).emitted
     assert drafting == drafting_p
     assert torch.equal(columns_N, columns_p_N)
+
+
+def drafter_of(s: Scheduler) -> EagleSpeculator:
+    assert isinstance(s.engine.speculator, EagleSpeculator)
+    return s.engine.speculator
 
 
 def lengths_of_passes(speculator: EagleSpeculator, monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -128,7 +133,7 @@ def lengths_of_passes(speculator: EagleSpeculator, monkeypatch: pytest.MonkeyPat
 def columns(s: Scheduler, count: int) -> torch.Tensor:
     """The newest text's first K/V, of the target and as far as it has read of the drafter."""
     slot = s.free.texts[-1].slot
-    drafter, spec = s.engine.speculator, s.engine.target.spec
+    drafter, spec = drafter_of(s), s.engine.target.spec
     known = drafter.keeps(slot, Speculation(), count)
     parts = [x[slot, :, :count] for i in range(spec.num_layers) for x in s.engine.cache.stores(i)]
     return torch.cat([x.flatten() for x in (*parts, *(x[slot, :, :known] for x in drafter.cache.stores(0)))])
