@@ -63,7 +63,8 @@ def prompts() -> list[list[dict[str, str]]]:
 
 def measure(target: HFTarget, case: Case) -> dict[str, Any]:
     """One round: the seconds of all requests together, and what ``counted`` says of each."""
-    llm = LLM(target, method=case.method, tree=TREE, max_batch_size=case.slots, max_model_len=MAX_MODEL_LEN)
+    room = {"max_batch_size": case.slots, "max_model_len": MAX_MODEL_LEN}
+    llm = LLM(target, method=case.method, tree=TREE, enable_prefix_caching=False, **room)  # as is simulated
     params = SamplingParams(max_tokens=MAX_TOKENS, ignore_eos=True)
     llm.generate(prompts()[:1], params)  # warm
     started = perf_counter()

@@ -193,7 +193,8 @@ def main(argv: Sequence[str]) -> int:
     known = json.loads(Path(__file__).with_name("regimes.json").read_text(encoding="utf-8"))["questions"]
     questions = [question for pair in zip(known["English"], known["Python"], strict=True) for question in pair]
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    flags = ["--max-batch-size", str(max(args.at_once)), *args.flags]
+    # Arms ask the same questions: the second would find them read, if its method has the first one's K/V.
+    flags = ["--max-batch-size", str(max(args.at_once)), "--no-enable-prefix-caching", *args.flags]
 
     def write(cells: Sequence[Cell]) -> None:
         more = {"server": flags, "summary": summary(cells, args.arms)} if cells else {}

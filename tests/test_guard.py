@@ -11,7 +11,7 @@ import torch
 
 from secondguess import LLM, SamplingParams, TreeConfig
 from secondguess.engine.guard import Guard
-from secondguess.engine.speculate import GREEDY, Accepted, Draw, Plain, Roots
+from secondguess.engine.speculate import GREEDY, Draw, Plain, Roots
 from secondguess.types import DraftTree, Output, Request, Speculation, Verdict
 from tiny_folder import save_tiny
 
@@ -47,8 +47,8 @@ def share(guard: Guard, tokens: int, seconds: float, cycles: int = 600, slots: t
 
 
 def told(wish: Speculation) -> Guard:
-    guard, nothing = Guard("pr", Pairs()), torch.zeros(0)
-    guard.accept([Accepted(0, nothing, nothing, wish)])
+    guard = Guard("pr", Pairs())
+    guard.admit(0, wish, None)
     return guard
 
 

@@ -25,15 +25,17 @@ from fastapi import FastAPI
 
 from secondguess import LLM, SamplingParams, TreeConfig
 from secondguess.server.app import make_app
+from secondguess.server.report import report
 from secondguess.server.scores import by_text, token_bytes
 from secondguess.server.service import Service
 from secondguess.server.settings import Settings
 from secondguess.server.shape import Shape
-from secondguess.types import Output, Request, Speculation, TokenLogprobs
+from secondguess.types import Output, Request, Speculation, TokenLogprobs, Totals
 
 TREE = TreeConfig(budget=12, num_steps=4, grow_width=3, offer_width=3)
 CHAT = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 24, "seed": 7, "ignore_eos": True}
 TEXT = {"prompt": "hello", "max_tokens": 24, "seed": 7, "ignore_eos": True}
+NOTHING_CACHED = {"prompt_tokens_details": {"cached_tokens": 0}}
 LETTERS = {"logit_bias": {"69": 100.0, "70": 99.0}}  # two letters in a random order
 WAYS = (None, True, False, {"method": "ngram"}, {"method": "eagle3.1", "budget": 5}, {"budget": 2})
 
@@ -117,7 +119,7 @@ def test_a_chat_is_plain_decodings_text(app: FastAPI, plain: LLM, speculation: A
     assert choice["logprobs"] is None
     message = {"role": "assistant", "content": expected(plain, "hello\n"), "refusal": None}  # the template ends a line
     assert choice["message"] == message
-    assert answer["usage"] == {"prompt_tokens": 6, "completion_tokens": 24, "total_tokens": 30}
+    assert answer["usage"] == {**NOTHING_CACHED, "prompt_tokens": 6, "completion_tokens": 24, "total_tokens": 30}
     assert answer["metrics"]["seed"] == 7
 
 
@@ -187,7 +189,7 @@ def test_several_choices(app: FastAPI, llm: LLM) -> None:
     assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2]
     assert len(set(texts)) == 3
     assert texts[0] == chat(app)["choices"][0]["message"]["content"]
-    assert answer["usage"] == {"prompt_tokens": 6, "completion_tokens": 72, "total_tokens": 78}
+    assert answer["usage"] == {**NOTHING_CACHED, "prompt_tokens": 6, "completion_tokens": 72, "total_tokens": 78}
     pieces = events(app, "/v1/chat/completions", CHAT | {"n": 3})
     for i, text in enumerate(texts):
         mine = [p["choices"][0] for p in pieces if p["choices"][0]["index"] == i]
@@ -703,6 +705,25 @@ def scraped(app: FastAPI) -> dict[str, float]:
     return found
 
 
+def test_a_second_turn_takes_over_what_the_first_has_read(folder, plain: LLM) -> None:
+    llm = LLM(folder / "target", folder / "drafters" / "pr", others=("ar",), tree=TREE, max_model_len=256)
+    app, turns, usages = app_with(llm), [{"role": "user", "content": "a question of forty letters, or nearly"}], []
+    for _ in range(2):
+        body = CHAT | {"messages": turns, "max_tokens": 40, "temperature": 0}
+        answer = send(app, "POST", "/v1/chat/completions", json=body).json()
+        text = answer["choices"][0]["message"]["content"]
+        params = SamplingParams(max_tokens=40, seed=7, ignore_eos=True)
+        assert text == plain.generate([turns], [params])[0].text
+        turns = [*turns, {"role": "assistant", "content": text}, {"role": "user", "content": "and?"}]
+        usages.append(answer["usage"])
+    page, (first, second) = get(app, "/metrics").text, usages
+    cached = second["prompt_tokens_details"]["cached_tokens"]
+    assert cached >= first["prompt_tokens"] - 1, "the template's end may differ, and the answer be other tokens"
+    assert f'prefix_cache_hits_total{{model_name="tiny"}} {cached}.0' in page
+    rate = cached / llm.totals.num_prompt_tokens
+    assert f"Prefix cache hit rate: {rate:.1%}" in report(llm, Totals(), llm.totals, 10)[0]
+
+
 def test_totals_are_the_sum_of_the_requests(app: FastAPI) -> None:
     before = scraped(app)
     bodies = [CHAT | {"seed": i, "speculation": way, "max_tokens": 9 + i} for i, way in enumerate(WAYS)]
@@ -728,6 +749,9 @@ def test_totals_are_the_sum_of_the_requests(app: FastAPI) -> None:
         assert grown[f"spec_decode_num_accepted_tokens_per_pos_total {position}"] == total
     assert grown["generation_tokens_total"] == sum(answer["usage"]["completion_tokens"] for answer in answers)
     assert grown["prompt_tokens_total"] == sum(answer["usage"]["prompt_tokens"] for answer in answers)
+    assert grown["prefix_cache_queries_total"] == grown["prompt_tokens_total"]
+    cached = sum(answer["usage"]["prompt_tokens_details"]["cached_tokens"] for answer in answers)
+    assert grown["prefix_cache_hits_total"] == cached
     assert grown["request_success_total length"] == len(bodies)
     for name in ("time_to_first_token", "e2e_request_latency", "request_queue_time", "request_decode_time"):
         assert grown[f"{name}_seconds_count"] == len(bodies)

@@ -48,9 +48,10 @@ class LLM:
     ``max_model_len``: tokens of prompt and answer together; by default all that the target can take, but at most 8192,
     because room for ``max_batch_size`` such requests is set aside. ``kv_cache_tokens``: what may be taken of it, by
     default what memory holds (on a GPU all of it is taken at once); when texts of more tokens run, the newest goes back
-    to the queue until others have ended. ``dtype`` and ``device`` (``auto`` takes a GPU if there is one) are for a
-    target that is loaded here; one that is loaded already keeps its own. Python code among the target's files is run
-    only with ``trust_remote_code``.
+    to the queue until others have ended. ``enable_prefix_caching``: a prompt takes over the K/V of the tokens that it
+    has in common with the beginning of another text, if that runs or its slot has not been needed since. ``dtype`` and
+    ``device`` (``auto`` takes a GPU if there is one) are for a target that is loaded here; one that is loaded already
+    keeps its own. Python code among the target's files is run only with ``trust_remote_code``.
 
     Raises UserError when something is unknown or does not fit together.
     """
@@ -66,6 +67,7 @@ class LLM:
         max_batch_size: int = 8,
         max_model_len: int | None = None,
         kv_cache_tokens: int | None = None,
+        enable_prefix_caching: bool = True,
         dtype: str = "float32",
         device: str = "auto",
         trust_remote_code: bool = False,
@@ -85,7 +87,9 @@ class LLM:
         self.max_batch_size = max_batch_size
         self.engine = run(self._make_engine, drafter, max_batch_size)
         self.kv_cache_tokens = kv_cache_tokens or room_in_memory(self.engine.cache, self.max_model_len)
-        self._scheduler = Scheduler(self.engine, self.max_model_len, self.target.tokenizer, self.kv_cache_tokens)
+        self._scheduler = Scheduler(
+            self.engine, self.max_model_len, self.target.tokenizer, self.kv_cache_tokens, enable_prefix_caching
+        )
         self._pump = Pump(self._scheduler.step, self._news, self._scheduler.abort)
 
     def generate(
@@ -256,7 +260,7 @@ class LLM:
     # What follows runs on the engine's thread, where nothing changes under its hands.
 
     def _begin(self, sequences: Seq[Sequence], listeners: Seq[Listener]) -> None:
-        """Queue all of them before any is admitted: those with one prompt share its K/V."""
+        """Queue all of them before any is admitted."""
         for sequence, listener in zip(sequences, listeners, strict=True):
             self._scheduler.submit(sequence)
             self._pump.listen(sequence, listener)
@@ -321,6 +325,7 @@ class LLM:
                 walk_s=t.walk,
                 rest_s=t.rest,
                 queue_s=t.queue,
+                num_reused=s.num_reused,
             ),
             drafting=s.drafting,
             logprobs=tuple(s.logprobs),

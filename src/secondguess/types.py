@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 from secondguess.config import option
@@ -178,6 +178,7 @@ class Stats:
     num_drafted: int = 0  # draft tokens verified
     num_steps: int = 0  # forwards of the drafter
     queue_s: float = 0.0  # before prefill
+    num_reused: int = 0  # tokens of the prompt whose K/V were there already
 
     @property
     def decode_s(self) -> float:
@@ -253,9 +254,10 @@ class Totals:
     num_tokens: int = 0  # emitted
     drafting: Drafting = field(default_factory=Drafting)
     num_preemptions: int = 0  # requests sent back to the queue, their K/V dropped
+    num_reused_tokens: int = 0  # of the prompts' tokens, those whose K/V were there already
 
     def copy(self) -> Totals:
-        return Totals(self.num_prompt_tokens, self.num_tokens, self.drafting.copy(), self.num_preemptions)
+        return replace(self, drafting=self.drafting.copy())
 
     def __sub__(self, before: Totals) -> Totals:
         """What has been done since ``before``."""
@@ -264,6 +266,7 @@ class Totals:
             self.num_tokens - before.num_tokens,
             self.drafting - before.drafting,
             self.num_preemptions - before.num_preemptions,
+            self.num_reused_tokens - before.num_reused_tokens,
         )
 
 

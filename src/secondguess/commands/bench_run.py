@@ -43,6 +43,7 @@ def make_bench(
     encoded = encode_all(target, prompts, args.max_new_tokens, CONVERSATION_BATCH, console)
     longest = max(len(prompt.ids) for prompt in encoded) + args.max_new_tokens
     room = {"max_batch_size": args.batch_size, "max_model_len": min(longest, target.spec.context_len)}
+    room["enable_prefix_caching"] = False  # of the peers neither: every round reads its prompts
     drafters = {m: args.drafter if m.takes_drafter else None for m in methods}
     llms = {m: LLM(target, drafter, method=m.typed, tree=m.tree, **room) for m, drafter in drafters.items()}
     peers = make_peers(args, target, longest) if args.peers else {}

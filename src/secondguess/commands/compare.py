@@ -45,7 +45,7 @@ def make_llms(
 ) -> dict[str, LLM]:
     """One LLM per method over one target, each for one request of ``max_len`` tokens at a time, and warmed up."""
     max_len = min(max(max_len, 2), target.spec.context_len)
-    room = {"max_batch_size": 1, "max_model_len": max_len}
+    room = {"max_batch_size": 1, "max_model_len": max_len, "enable_prefix_caching": False}
     llms = {}
     for method in methods:
         given = drafter if parse_method(method, tree).takes_drafter else None

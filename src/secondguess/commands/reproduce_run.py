@@ -100,6 +100,7 @@ def make_bench(world: World, job: Job, prompts: Sequence[Prompt]) -> Bench:
     args, context_len = world.args, world.target.spec.context_len
     longest = max(len(prompt.ids) for prompt in prompts) + args.max_new_tokens
     room = {"max_batch_size": job.batch_size, "max_model_len": min(longest, context_len)}
+    room["enable_prefix_caching"] = False  # every method reads its prompts
     llms = {parse_method("ar", TreeConfig()): LLM(world.target, method="ar", **room)}
     llms |= {method_of(m): make_llm(world, m, room) for m in job.measurements}
     groups = make_groups(prompts, job.batch_size)

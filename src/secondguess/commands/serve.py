@@ -40,8 +40,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--max-model-len", type=int, metavar="INT", help=room)
     batch = "requests decoded together; others wait (default: 8)"
     add("--max-batch-size", "--max-num-seqs", type=int, default=8, metavar="INT", help=batch)
-    kv = "texts that run may have so many tokens together, then the newest waits (default: what slots and memory hold)"
+    kv = "texts may have so many tokens together, then the newest waits (default: what slots and memory hold)"
     add("--kv-cache-tokens", type=int, metavar="INT", help=kv)
+    off = "read every prompt from its beginning, whatever others begin with (default: what they share is read once)"
+    add("--no-enable-prefix-caching", dest="prefix_caching", action="store_false", help=off)
     add("--ray", action="store_true", help="serve replicas through Ray Serve, on this machine or RAY_ADDRESS's cluster")
     add_dataclass(parser, Replicas)
     add_dataclass(parser, TreeConfig, SHAPE)
@@ -107,5 +109,6 @@ def make(args: argparse.Namespace, method: Method, tree: TreeConfig, settings: S
         max_batch_size=args.max_batch_size,
         max_model_len=args.max_model_len,
         kv_cache_tokens=args.kv_cache_tokens,
+        enable_prefix_caching=args.prefix_caching,
     )
     return make_app(Service(llm, args.target, settings))

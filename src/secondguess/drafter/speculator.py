@@ -20,12 +20,13 @@ from secondguess.drafter.model import Drafter
 from secondguess.drafter.native import NativeRound
 from secondguess.drafter.passes import Pairs, Passes, Round, attention
 from secondguess.engine.slots import SlotCache
-from secondguess.engine.speculate import Accepted, Roots
+from secondguess.engine.speculate import Accepted, Prefix, Roots
 from secondguess.kernels.grow import grower
 from secondguess.tree.rows import Root
-from secondguess.types import DraftTree, Rows, Verdict
+from secondguess.types import DraftTree, Rows, Speculation, Verdict
 
-MOST_BEHIND = 128  # tokens that a draft may have to read first, where others were decoded plainly
+SHORT = 16  # pairs that a draft may have to read first of a prompt
+MOST_BEHIND = 128  # or where others were decoded plainly
 
 
 @dataclass(slots=True)
@@ -67,15 +68,23 @@ class EagleSpeculator(Passes[SlotCache]):
     def attend(self, layer: int, rows: Rows, q_RAXD: Tensor, k_RGXD: Tensor, v_RGXD: Tensor) -> Tensor:
         return attention(rows.visible_RNW, q_RAXD, *self.cache.write(layer, rows, k_RGXD, v_RGXD))
 
+    def keeps(self, slot: int, speculation: Speculation, count: int) -> int:
+        return min(count, self.slots[slot].num_columns) if slot in self.slots else 0
+
+    def admit(self, slot: int, speculation: Speculation, prefix: Prefix | None) -> None:
+        if prefix is None:
+            self.slots.pop(slot, None)
+            return
+        if prefix.slot != slot:
+            self.cache.copy(prefix.slot, slot, prefix.count)
+        self.slots[slot] = Slot(prefix.count, [], [])
+
     def accept(self, accepted: list[Accepted]) -> None:
-        self.catch_up([a.slot for a in accepted if a.slot in self.slots])
         for a in accepted:
-            slot = self.slots.get(a.slot)
-            if slot is None:
-                self.slots[a.slot] = self.read_prompt(a)
-            else:
-                slot.tokens.append(a.tokens)
-                slot.taps.append(a.taps_ELH)
+            slot = self.slots.setdefault(a.slot, Slot(0, [], []))
+            slot.tokens.append(a.tokens)
+            slot.taps.append(a.taps_ELH)
+        self.catch_up([a.slot for a in accepted])
 
     def release(self, slot: int) -> None:
         self.slots.pop(slot, None)
@@ -89,18 +98,16 @@ class EagleSpeculator(Passes[SlotCache]):
 
     @torch.inference_mode()
     def catch_up(self, numbers: list[int]) -> None:
-        """Read what was accepted while nothing was drafted, before it grows into a prompt of its own."""
-        behind = [n for n in numbers if self.slots[n].num_waiting >= MOST_BEHIND]
-        if behind:
-            self.extend(take_pairs(behind, [self.slots[n] for n in behind]))
+        """Read pieces of prompts, and what was accepted while nothing was drafted.
 
-    @torch.inference_mode()
-    def read_prompt(self, a: Accepted) -> Slot:
-        """Extend over all pairs but the newest, which is left to the first draft: there prompts of all lengths meet."""
-        slot = Slot(0, [a.tokens[:-1]], [a.taps_ELH[:-1]])
-        if slot.num_waiting:
-            self.extend(take_pairs([a.slot], [slot]))
-        return Slot(slot.num_columns, [a.tokens[-1:]], [a.taps_ELH[-1:].clone()])  # the prompt's are let go
+        All pairs but the newest, which is left to the next draft. A piece is read by itself: others would be padded to
+        its length.
+        """
+        pieces = [n for n in numbers if len(self.slots[n].tokens[-1]) > SHORT]
+        late = [n for n in numbers if n not in pieces and self.slots[n].num_waiting > MOST_BEHIND]
+        for together in (late, *([n] for n in pieces)):
+            if together:
+                self.extend(take_pairs(together, [self.slots[n] for n in together], num_left=1))
 
     @torch.inference_mode()
     def draft(self, roots: Roots) -> DraftTree:
@@ -130,15 +137,20 @@ class EagleSpeculator(Passes[SlotCache]):
         return coming_noise(roots.draws, lengths, self.config.num_steps + 1, self.drafter.target_ids)
 
 
-def take_pairs(numbers: Sequence[int], slots: Sequence[Slot]) -> Pairs:
-    """The pairs that wait in ``slots``, which are known by ``numbers``. They count as committed from now on."""
-    starts, counts = [s.num_columns for s in slots], [s.num_waiting for s in slots]
-    table_R3 = upload(list(zip(numbers, starts, counts, strict=True)), slots[0].tokens[0].device)
+def take_pairs(numbers: Sequence[int], slots: Sequence[Slot], num_left: int = 0) -> Pairs:
+    """The pairs that wait in ``slots``, which are known by ``numbers``, but for the newest ``num_left`` of each.
+
+    They count as committed from now on.
+    """
+    starts, counts = [s.num_columns for s in slots], [s.num_waiting - num_left for s in slots]
+    tokens, taps = [torch.cat(s.tokens) for s in slots], [torch.cat(s.taps) for s in slots]
+    table_R3 = upload(list(zip(numbers, starts, counts, strict=True)), tokens[0].device)
     slots_R, start_R, counts_R = table_R3.unbind(1)
-    tokens_RE = pad_sequence([torch.cat(s.tokens) for s in slots], batch_first=True)
-    taps_RELH = pad_sequence([torch.cat(s.taps) for s in slots], batch_first=True)
-    for slot, count in zip(slots, counts, strict=True):
+    tokens_RE = pad_sequence([t[:n] for t, n in zip(tokens, counts, strict=True)], batch_first=True)
+    taps_RELH = pad_sequence([t[:n] for t, n in zip(taps, counts, strict=True)], batch_first=True)
+    for slot, count, token_E, taps_ELH in zip(slots, counts, tokens, taps, strict=True):
         slot.num_columns += count
-        slot.tokens, slot.taps = [], []
+        # Not views, which would keep those before them.
+        slot.tokens, slot.taps = [token_E[count:].clone()] * num_left, [taps_ELH[count:].clone()] * num_left
     width, length = max(starts) + max(counts), max(s.num_columns for s in slots)
     return Pairs(tuple(numbers), slots_R, tokens_RE, taps_RELH, start_R, counts_R, width, length)

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from secondguess.engine.regime import warmth
-from secondguess.engine.speculate import Accepted, Draw, Plain, Roots, Speculator
+from secondguess.engine.speculate import Accepted, Draw, Plain, Prefix, Roots, Speculator
 from secondguess.engine.switch import Switch
-from secondguess.types import AS_USUAL, DraftTree, Verdict
+from secondguess.types import AS_USUAL, DraftTree, Speculation, Verdict
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +57,13 @@ class Guard:
         """Whether drafting is switched off for batches like the newest one."""
         return self.trial is not None and self.trial.switch.pause > 0
 
+    def keeps(self, slot: int, speculation: Speculation, count: int) -> int:
+        return self.inner.keeps(slot, speculation, count)
+
+    def admit(self, slot: int, speculation: Speculation, prefix: Prefix | None) -> None:
+        (self.insisting.discard if speculation == AS_USUAL else self.insisting.add)(slot)
+        self.inner.admit(slot, speculation, prefix)
+
     def draft(self, roots: Roots) -> DraftTree:
         free = self.insisting.isdisjoint(roots.slots)
         self.trial = self.trials.setdefault(kind(roots.draws), Trial()) if free else None
@@ -64,7 +71,6 @@ class Guard:
         return (self.inner if self.drafted else Plain()).draft(roots)
 
     def accept(self, accepted: list[Accepted]) -> None:
-        self.insisting |= {a.slot for a in accepted if a.speculation != AS_USUAL}
         self.inner.accept(accepted)
 
     def release(self, slot: int) -> None:

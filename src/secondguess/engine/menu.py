@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from secondguess.engine.guard import Guard
-from secondguess.engine.speculate import Accepted, Plain, Roots, Speculator
+from secondguess.engine.speculate import Accepted, Plain, Prefix, Roots, Speculator
 from secondguess.tree.trim import row_of, side_by_side, trim
 from secondguess.types import DraftTree, Speculation, Verdict
 
@@ -34,7 +34,7 @@ class Menu:
 
     def __init__(self, speculators: Mapping[str, Speculator], default: str) -> None:
         self.speculators, self.default = dict(speculators), default
-        self.wishes: dict[int, Speculation] = {}  # by slot
+        self.wishes: dict[int, Speculation] = {}  # by slot, of the request that began there last
         self.switched_off: dict[str, str] = {}  # methods, and why
         self.drafted: list[str] = []  # methods that took part in the newest draft
 
@@ -43,6 +43,19 @@ class Menu:
         """Whether the default method is switched off for now, because plain decoding is faster."""
         speculator = self.speculators[self.default]
         return isinstance(speculator, Guard) and speculator.paused
+
+    def keeps(self, slot: int, speculation: Speculation, count: int) -> int:
+        return self.speculators[speculation.method or self.default].keeps(slot, speculation, count)
+
+    def admit(self, slot: int, speculation: Speculation, prefix: Prefix | None) -> None:
+        """What the other methods know of an earlier text there is worth nothing from now on."""
+        self.wishes[slot] = speculation
+        for method in self.speculators:
+            with self._guarding(method):
+                if method == (speculation.method or self.default):
+                    self.speculators[method].admit(slot, speculation, prefix)
+                else:
+                    self.speculators[method].release(slot)
 
     def draft(self, roots: Roots) -> DraftTree:
         parts, groups = [], self._by_method(roots.slots)
@@ -56,8 +69,6 @@ class Menu:
         return side_by_side([part.tree for part in parts], order)
 
     def accept(self, accepted: list[Accepted]) -> None:
-        for a in accepted:
-            self.wishes.setdefault(a.slot, a.speculation)
         for method, rows in self._by_method(a.slot for a in accepted).items():
             with self._guarding(method):
                 self.speculators[method].accept([accepted[r] for r in rows])

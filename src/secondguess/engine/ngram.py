@@ -6,8 +6,8 @@ import torch
 
 from secondguess.config import TreeConfig
 from secondguess.device import upload
-from secondguess.engine.speculate import Accepted, Roots
-from secondguess.types import DraftTree, Verdict
+from secondguess.engine.speculate import Accepted, Prefix, Roots
+from secondguess.types import DraftTree, Speculation, Verdict
 
 MAX_NGRAM = 3
 
@@ -21,6 +21,12 @@ class Ngram:
 
     def __init__(self, config: TreeConfig) -> None:
         self.config = config
+
+    def keeps(self, slot: int, speculation: Speculation, count: int) -> int:
+        return count
+
+    def admit(self, slot: int, speculation: Speculation, prefix: Prefix | None) -> None:
+        pass
 
     def draft(self, roots: Roots) -> DraftTree:
         tries = [self._trie(history) for history in roots.histories]

@@ -5,7 +5,7 @@ P tokens of the prompt, T tokens of the text, N of a piece, V vocabulary, L tapp
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from time import perf_counter
 
 import torch
@@ -25,81 +25,73 @@ PIECE = 512  # tokens that are read at once; others that run have a cycle in bet
 
 @dataclass(slots=True)
 class Reading:
-    """A request whose text is read into its slot, piece by piece. They are the same ones whatever runs beside it, so
-    that no bit depends on that.
+    """A request whose text is read into its slot, piece by piece, by target and drafter. Pieces end at multiples of
+    ``PIECE`` whatever runs beside it and wherever it begins, so that where bits depend on them, few do.
     """
 
     sequence: Sequence
     tokens_T: Tensor  # int64: all of its text, or if it was sent back all but the newest token
     sampler: SamplerState | None  # if it was sent back: its own
-    pieces: list[TargetOut] = field(default_factory=list)  # with logits of the last row alone
-    num_read: int = 0
+    num_read: int  # those that were there already included
 
 
-def begin(engine: Engine, s: Sequence, sampler: SamplerState | None) -> Reading:
-    ids = s.token_ids if sampler is None else s.token_ids[:-1]
-    return Reading(s, torch.tensor(ids, device=engine.target.spec.device), sampler)
+def begin(engine: Engine, s: Sequence, sampler: SamplerState | None, num_reused: int) -> Reading:
+    """``num_reused``: tokens that are in its slot already, in the target's cache and in the drafter's."""
+    tokens_T = torch.tensor(text_to_read(s, sampler), device=engine.target.spec.device)
+    if sampler is None:
+        s.num_reused = num_reused
+    return Reading(s, tokens_T, sampler, num_reused)
 
 
-def share(engine: Engine, reading: Reading, other: Reading) -> None:
-    """Take over the prompt of a request that runs, which is the same: bit for bit what reading it again would give."""
-    engine.cache.copy(other.sequence.slot, reading.sequence.slot, other.num_read)
-    reading.pieces, reading.num_read = other.pieces, other.num_read
+def text_to_read(s: Sequence, sampler: SamplerState | None) -> list[int]:
+    return s.token_ids if sampler is None else s.token_ids[:-1]
 
 
 def read_on(engine: Engine, reading: Reading) -> Batch | None:
     """Read the next piece. After the last one, the request as a batch by itself, ready for cycles."""
-    started, batch = perf_counter(), None
+    started, first, batch = perf_counter(), reading.num_read, None
     engine.last = None
-    if reading.num_read < len(reading.tokens_T):
-        read_piece(engine, reading)
+    out = read_piece(engine, reading)
+    following_N = reading.tokens_T[first + 1 : reading.num_read + 1]  # after the last token, one less
+    if reading.sampler is None:
+        add_prompt_logprobs(engine, reading.sequence, out, following_N)
     if reading.num_read == len(reading.tokens_T):
-        reading.pieces = [whole(reading.pieces)]
-        batch = (begun if reading.sampler is None else resumed)(engine, reading, reading.pieces[0])
+        batch = (begun if reading.sampler is None else resumed)(engine, reading, out, following_N)
+    else:
+        engine.speculator.accept([Accepted(reading.sequence.slot, following_N, out.taps_RNLH[0])])
     reading.sequence.timing.prefill += perf_counter() - started
     return batch
 
 
-def read_piece(engine: Engine, reading: Reading) -> None:
-    before = reading.num_read
-    piece_1N = reading.tokens_T[None, before : before + PIECE]
-    rows = causal_rows(torch.tensor([reading.sequence.slot], device=piece_1N.device), piece_1N, before)
-    reading.pieces.append(engine.target.forward(rows, engine.cache, last_only=True))
+def read_piece(engine: Engine, reading: Reading) -> TargetOut:
+    """With logits of the last row alone."""
+    first, end = reading.num_read, (reading.num_read // PIECE + 1) * PIECE
+    piece_1N = reading.tokens_T[None, first:end]
+    rows = causal_rows(torch.tensor([reading.sequence.slot], device=piece_1N.device), piece_1N, first)
     reading.num_read += piece_1N.shape[1]
+    return engine.target.forward(rows, engine.cache, last_only=True)
 
 
-def whole(pieces: list[TargetOut]) -> TargetOut:
-    if len(pieces) == 1:
-        return pieces[0]
-    hidden_RNH, taps_RNLH = (torch.cat([getattr(p, name) for p in pieces], 1) for name in ("hidden_RNH", "taps_RNLH"))
-    return TargetOut(hidden_RNH, taps_RNLH, pieces[-1].logits_RNV)
-
-
-def begun(engine: Engine, reading: Reading, out: TargetOut) -> Batch:
-    """Emit the first token, and give the speculator the prompt's states."""
-    spec, s, prompt_P = engine.target.spec, reading.sequence, reading.tokens_T
-    request = s.request
+def begun(engine: Engine, reading: Reading, out: TargetOut, following_N: Tensor) -> Batch:
+    """Emit the first token, and give the speculator the last piece's states."""
+    spec, s = engine.target.spec, reading.sequence
     eos_ids = tuple(spec.eos_token_ids)
-    sampler = start([request], [s.seed], vocab_size=spec.vocab_size, eos_ids=eos_ids, device=spec.device)
-    first_1 = first_token(engine, sampler, out.logits_RNV[:, -1], len(prompt_P))
-    tokens_P = torch.cat([prompt_P[1:], first_1])
-    engine.speculator.accept([Accepted(s.slot, tokens_P, out.taps_RNLH[0], request.speculation)])
-    emit(engine, s, tokens_P, out)
-    if request.counted:
-        engine.totals.num_prompt_tokens += len(prompt_P)
-        engine.totals.num_tokens += 1
+    sampler = start([s.request], [s.seed], vocab_size=spec.vocab_size, eos_ids=eos_ids, device=spec.device)
+    first_1 = first_token(engine, sampler, out.logits_RNV[:, -1], len(reading.tokens_T))
+    engine.speculator.accept([Accepted(s.slot, torch.cat([following_N, first_1]), out.taps_RNLH[0])])
+    emit(engine, s, first_1, out)
     return Batch([s], sampler)
 
 
-def resumed(engine: Engine, reading: Reading, out: TargetOut) -> Batch:
+def resumed(engine: Engine, reading: Reading, out: TargetOut, following_N: Tensor) -> Batch:
     """Give the speculator the states of a text that is in the cache again, all but its newest token.
 
     It emits nothing. Then it stands where it stood: its next tokens depend on nothing else, and the sampler is its own.
     """
     assert reading.sampler is not None, "it was sent back"
     s = reading.sequence
-    tokens_T = torch.tensor(s.token_ids[1:], device=reading.tokens_T.device)
-    engine.speculator.accept([Accepted(s.slot, tokens_T, out.taps_RNLH[0], s.request.speculation)])
+    newest_1 = torch.tensor(s.token_ids[-1:], device=following_N.device)
+    engine.speculator.accept([Accepted(s.slot, torch.cat([following_N, newest_1]), out.taps_RNLH[0])])
     return Batch([s], reading.sampler)
 
 
@@ -113,10 +105,20 @@ def first_token(engine: Engine, sampler: SamplerState, logits_1V: Tensor, length
     return token_1
 
 
-def emit(engine: Engine, s: Sequence, tokens_P: Tensor, out: TargetOut) -> None:
-    """Hand the request its first token, the last of ``tokens_P``, and the log-probabilities that it wants."""
-    params, first_1 = s.request.params, tokens_P[-1:]
-    if params.prompt_logprobs is not None and len(tokens_P) > 1:
-        s.prompt_logprobs = score_prompt(engine.target, out.hidden_RNH[0, :-1], tokens_P[:-1], params.prompt_logprobs)
-    scored = None if params.logprobs is None else score(out.logits_RNV[:, -1], first_1, params.logprobs)[0]
+def add_prompt_logprobs(engine: Engine, s: Sequence, out: TargetOut, following_N: Tensor) -> None:
+    """``following_N``: the prompt's tokens after those of the piece."""
+    num_best = s.request.params.prompt_logprobs
+    if num_best is not None and len(following_N):
+        hidden_NH = out.hidden_RNH[0, : len(following_N)]
+        s.prompt_logprobs += score_prompt(engine.target, hidden_NH, following_N, num_best)
+
+
+def emit(engine: Engine, s: Sequence, first_1: Tensor, out: TargetOut) -> None:
+    """Hand the request its first token, and count it."""
+    num_best = s.request.params.logprobs
+    scored = None if num_best is None else score(out.logits_RNV[:, -1], first_1, num_best)[0]
     s.emit(int(first_1), "prefill", scored)
+    if s.request.counted:
+        engine.totals.num_prompt_tokens += len(s.request.prompt_ids)
+        engine.totals.num_reused_tokens += s.num_reused
+        engine.totals.num_tokens += 1

@@ -3,19 +3,22 @@
 Where the K/V of all texts have less room than the slots, the newest request is sent back to the queue when they fill it
 (preempted, as vLLM says). Its K/V are dropped and made again when its turn comes; its text is the one that it would
 have had, because a token depends on what is before it and on nothing else.
+
+Texts that have ended stay in their slots as long as there is room, for newcomers that begin with the same tokens.
 """
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections import deque
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from heapq import heappop, heappush
 from time import perf_counter
 
 from secondguess.engine.cycle import Batch, Engine, run_cycle
-from secondguess.engine.prefill import Reading, begin, read_on, share
+from secondguess.engine.prefill import Reading, begin, read_on, text_to_read
+from secondguess.engine.reuse import FreeSlots, Text
 from secondguess.engine.sampler_state import SamplerState, check_ids, end_ids, join, keep
 from secondguess.engine.sequence import Sequence, TextStream
 from secondguess.errors import UserError
@@ -36,17 +39,18 @@ class Load:
 class Scheduler:
     """First come, first served over the engine's slots."""
 
-    def __init__(self, engine: Engine, max_len: int, tokenizer=None, room: int | None = None) -> None:
-        """``max_len``: tokens of a request. ``room``: tokens of all that run, by default as many as the slots hold; one
-        that runs alone has all the room that it needs.
+    def __init__(
+        self, engine: Engine, max_len: int, tokenizer=None, room: int | None = None, reuse: bool = True
+    ) -> None:
+        """``max_len``: tokens of a request. ``room``: tokens of all texts, by default as many as the slots hold; one
+        that runs alone has all the room that it needs. ``reuse``: whether texts take over what others begin with.
         """
         self.engine, self.max_len, self.tokenizer, self.room = engine, max_len, tokenizer, room
         self.waiting: deque[Sequence] = deque()
         self.resting: dict[Sequence, SamplerState] = {}  # of those that wait, those that were sent back
-        self.free = list(range(engine.cache.num_slots))  # a heap: the lowest slot comes first
+        self.free = FreeSlots(engine, reuse)
         self.batch: Batch | None = None
         self.reading: Reading | None = None  # the newcomer, before it joins the batch
-        self.newest: Reading | None = None  # the prompt that was read last, while the next in the queue has the same
         self.num_passes = 0  # over texts of newcomers, since the newest cycle
         self.checked: tuple[int, ...] = ()  # the prompt that was found good last: often there are several answers to it
         self.totals = Totals()  # after the newest step; replaced and never changed, so any thread may read it
@@ -112,6 +116,8 @@ class Scheduler:
         if self.batch:
             end_lost(self.batch)
         self._retire()
+        if self.room is not None:
+            self.free.shrink(self.room - num_tokens(self._running))
         while self.batch and self._is_over_full(self.batch.sequences):
             self._send_back(max(self.batch.sequences, key=lambda s: s.submitted))
 
@@ -123,8 +129,14 @@ class Scheduler:
         sequence.finish("abort")
         if self.reading and self.reading.sequence is sequence:
             self.reading = None
-            self._free_slots([sequence])
+            self.free.release([sequence.slot])
         self._retire()
+
+    @property
+    def _running(self) -> list[Sequence]:
+        """In slots, the newcomer included."""
+        newcomer = [self.reading.sequence] if self.reading else []
+        return [*(self.batch.sequences if self.batch else ()), *newcomer]
 
     @property
     def _owes_a_cycle(self) -> bool:
@@ -138,12 +150,25 @@ class Scheduler:
         return self.num_passes >= (self.engine.cache.num_slots if forms else 1)
 
     def _admit(self, s: Sequence) -> None:
-        s.slot = heappop(self.free)
         s.timing.queue += perf_counter() - s.queued
-        self.reading = begin(self.engine, s, self.resting.pop(s, None))
-        if self.newest and self.batch and self.newest.sequence in self.batch.sequences and is_twin(self.newest, s):
-            share(self.engine, self.reading, self.newest)
+        sampler, started = self.resting.pop(s, None), perf_counter()
+        try:
+            num_reused = self._place(s, text_to_read(s, sampler))
+        except BaseException:
+            s.finish("abort")
+            raise
+        s.timing.prefill += perf_counter() - started
+        self.reading = begin(self.engine, s, sampler, num_reused)
         self._read_on(self.reading)
+
+    def _place(self, s: Sequence, ids: list[int]) -> int:
+        """Into a slot, which then holds so many of its tokens. All of a prompt is read where it is to be scored."""
+        running, wish, prefix = self._running, s.request.speculation, None
+        if s.request.params.prompt_logprobs is None:
+            prefix = self.free.find(ids, wish, [text_of(other) for other in running])
+        most = math.inf if self.room is None else self.room - num_tokens([*running, s])
+        s.slot = self.free.take(ids, wish, prefix, most)
+        return prefix.count if prefix else 0
 
     def _read_on(self, reading: Reading) -> None:
         self.num_passes += 1
@@ -155,7 +180,6 @@ class Scheduler:
             raise
         if alone:
             self.reading = None
-            self.newest = reading if self.waiting and is_twin(reading, self.waiting[0]) else None
             self.batch = joined(self.batch, alone) if self.batch else alone
 
     def _cycle(self, batch: Batch) -> None:
@@ -182,7 +206,7 @@ class Scheduler:
         row = self.batch.sequences.index(s)
         self.resting[s] = keep(self.batch.sampler, [row])
         self._keep([r for r in range(len(self.batch.sequences)) if r != row])
-        self._free_slots([s])
+        self.free.release([s.slot])
         s.queued = perf_counter()
         self.waiting.appendleft(s)
         self.engine.totals.num_preemptions += 1
@@ -191,22 +215,15 @@ class Scheduler:
         """End requests, and free their slots."""
         for s in sequences:
             s.finish("abort")
-        self._free_slots(sequences)
-
-    def _free_slots(self, sequences: Seq[Sequence]) -> None:
-        for s in sequences:  # first, so that none is lost whatever the rest raises
-            heappush(self.free, s.slot)
-        for s in sequences:
-            self.engine.cache.release(s.slot)
-            self.engine.speculator.release(s.slot)
+        self.free.release([s.slot for s in sequences])
 
     def _retire(self) -> None:
-        """Free the slots of finished requests."""
+        """Free the slots of finished requests; their texts stay there."""
         if not self.batch or not any(s.finish_reason for s in self.batch.sequences):
             return
         sequences = self.batch.sequences
         self._keep([i for i, s in enumerate(sequences) if not s.finish_reason])
-        self._free_slots([s for s in sequences if s.finish_reason])
+        self.free.keep(text_of(s) for s in sequences if s.finish_reason)
 
     def _keep(self, rows: list[int]) -> None:
         """Let only these requests of the batch go on in it."""
@@ -226,9 +243,8 @@ def check_prompt(ids: Seq[int], max_len: int, vocab_size: int) -> None:
         raise UserError(f"prompt token {outside} is outside the target's vocabulary of {vocab_size}")
 
 
-def is_twin(reading: Reading, s: Sequence) -> bool:
-    """Whether both have the same prompt, and have emitted nothing before it was read."""
-    return reading.sampler is None and not s.origins and reading.sequence.request.prompt_ids == s.request.prompt_ids
+def text_of(s: Sequence) -> Text:
+    return Text(s.slot, s.token_ids, s.request.speculation)
 
 
 def num_tokens(sequences: Seq[Sequence]) -> int:

@@ -87,6 +87,7 @@ class Sequence:
     traces: list[CycleTrace] = field(default_factory=list)  # not handed out yet, if the request is traced
     timing: Timing = field(default_factory=Timing)
     drafting: Drafting = field(default_factory=Drafting)
+    num_reused: int = 0  # tokens of the prompt that were in the caches when it came
     submitted: float = 0.0  # when it was queued first
     queued: float = 0.0  # when it was queued last
     searched_text: int = 0  # stop strings that end in this part of the text are none

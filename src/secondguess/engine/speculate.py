@@ -12,7 +12,7 @@ from torch import Tensor
 from secondguess.device import upload
 from secondguess.engine.sampler_state import GREEDY_BELOW
 from secondguess.tree.guide import Plan
-from secondguess.types import AS_USUAL, DraftTree, Speculation, Verdict
+from secondguess.types import DraftTree, Speculation, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,27 +44,47 @@ class Roots:
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """What verification added to a request: its newest tokens, and the target's states that stand before each."""
+    """What a pass added to a request: its newest tokens, and the target's states that stand before each."""
 
     slot: int
-    tokens: Tensor  # int64 [E]: accepted draft tokens and the bonus token, or after prefill prompt[1:] + first token
+    tokens: (
+        Tensor  # int64 [E]: accepted draft tokens and the bonus token; of a prompt, prompt[1:] + first token in parts
+    )
     taps_ELH: Tensor  # taps of the position before each of these tokens
-    speculation: Speculation = AS_USUAL  # with a prompt: how the request wants to be drafted for
+
+
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """Where the beginning of a text has been read already."""
+
+    slot: int
+    count: int  # tokens; the one after them is the same, too
 
 
 class Speculator(Protocol):
     """Drafts trees. It may keep a K/V cache of its own, with the engine's slot numbers."""
+
+    def keeps(self, slot: int, speculation: Speculation, count: int) -> int:
+        """How many of the first ``count`` tokens in ``slot`` a request can take over that wants to be drafted for so.
+
+        They are there until another request begins in that slot, or it is released.
+        """
+        ...
+
+    def admit(self, slot: int, speculation: Speculation, prefix: Prefix | None) -> None:
+        """A request comes to ``slot``, and begins with what ``keeps`` told of, in the same slot or another."""
+        ...
 
     def draft(self, roots: Roots) -> DraftTree:
         """A tree per request, over ``roots.tokens``, on ``roots.device``."""
         ...
 
     def accept(self, accepted: list[Accepted]) -> None:
-        """Hear what was emitted since the last draft; a slot whose prompt comes anew starts from nothing."""
+        """Hear what was emitted since the last draft. A slot that is new, or was released, starts from nothing."""
         ...
 
     def release(self, slot: int) -> None:
-        """The request in ``slot`` is gone."""
+        """Nobody needs what ``slot`` holds."""
         ...
 
     def steps_for(self, slot: int) -> int:
@@ -90,6 +110,12 @@ class Policy(Protocol):
 
 class Plain:
     """No speculation: a tree of roots alone. Plain decoding is the same cycle with this speculator."""
+
+    def keeps(self, slot: int, speculation: Speculation, count: int) -> int:
+        return count
+
+    def admit(self, slot: int, speculation: Speculation, prefix: Prefix | None) -> None:
+        pass
 
     def draft(self, roots: Roots) -> DraftTree:
         tokens_R1 = upload(roots.tokens, roots.device)[:, None]

@@ -17,6 +17,11 @@ def usage(num_prompt_tokens: int, num_tokens: int) -> dict[str, int]:
     }
 
 
+def num_cached_tokens(outputs: Sequence[Output], num_choices: int) -> int:
+    """Tokens of the prompts whose K/V were there already, counted like ``num_prompt_tokens``."""
+    return sum(output.stats.num_reused for output in outputs[::num_choices])
+
+
 def num_prompt_tokens(requests: Sequence[Request], num_choices: int) -> int:
     """Each prompt counts once, however many answers it has."""
     return sum(len(request.prompt_ids) for request in requests[::num_choices])

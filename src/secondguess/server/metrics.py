@@ -127,7 +127,10 @@ class EngineCollector(Collector):
         yield off
 
     def _tokens(self, totals: Totals) -> Iterator[Metric]:
-        yield self._counter("prompt_tokens", "tokens of prompts that were read", [((), totals.num_prompt_tokens)])
+        yield self._counter("prompt_tokens", "tokens of prompts", [((), totals.num_prompt_tokens)])
+        yield self._counter("prefix_cache_queries", "the same: all are looked up", [((), totals.num_prompt_tokens)])
+        reused = "of these, tokens whose K/V were there already"
+        yield self._counter("prefix_cache_hits", reused, [((), totals.num_reused_tokens)])
         yield self._counter("generation_tokens", "tokens of answers", [((), totals.num_tokens)])
         sent_back = "requests sent back to the queue for want of K/V room"
         yield self._counter("num_preemptions", sent_back, [((), totals.num_preemptions)])

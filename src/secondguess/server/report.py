@@ -33,7 +33,8 @@ def report(llm: LLM, before: Totals, now: Totals, seconds: float) -> list[str]:
     engine = (
         f"Avg prompt throughput: {prompts / seconds:.1f} tokens/s, "
         f"Avg generation throughput: {tokens / seconds:.1f} tokens/s, "
-        f"Running: {load.num_running} reqs, Waiting: {load.num_waiting} reqs, KV cache usage: {load.cache_used:.1%}"
+        f"Running: {load.num_running} reqs, Waiting: {load.num_waiting} reqs, KV cache usage: {load.cache_used:.1%}, "
+        f"Prefix cache hit rate: {done.num_reused_tokens / max(prompts, 1):.1%}"
     )
     if done.num_preemptions:
         engine += f", Preempted: {done.num_preemptions} reqs"

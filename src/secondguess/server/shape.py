@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 from secondguess.llm import LLM
-from secondguess.server.accounts import metrics, num_prompt_tokens, usage
+from secondguess.server.accounts import metrics, num_cached_tokens, num_prompt_tokens, usage
 from secondguess.server.scores import Score, Scores, by_text, prompt_scores, token_bytes, token_text
 from secondguess.types import Delta, Output, Request
 
@@ -23,7 +23,7 @@ class Shape(ABC):
 
     def __init__(self, llm: LLM, model: str, requests: Sequence[Request], num_choices: int) -> None:
         """``num_choices``: requests in a row that have the same prompt."""
-        self.llm, self.requests = llm, requests
+        self.llm, self.requests, self.num_choices = llm, requests, num_choices
         self.scores = [Scores(llm, request) for request in requests]
         self.head = {"id": self.prefix + secrets.token_hex(12), "created": int(time.time()), "model": model}
         self.head["system_fingerprint"] = f"fp_{llm.target.fingerprint[:10]}"
@@ -58,8 +58,9 @@ class Shape(ABC):
         return token_text(self.llm, token)
 
     def _costs(self, outputs: Sequence[Output]) -> dict[str, Any]:
-        num_tokens = sum(len(output.token_ids) for output in outputs)
-        return {"usage": self.usage(num_tokens), "metrics": metrics(self.llm, self.requests, outputs)}
+        usage: dict[str, Any] = self.usage(sum(len(output.token_ids) for output in outputs))
+        usage["prompt_tokens_details"] = {"cached_tokens": num_cached_tokens(outputs, self.num_choices)}
+        return {"usage": usage, "metrics": metrics(self.llm, self.requests, outputs)}
 
 
 class ChatShape(Shape):
