@@ -52,7 +52,7 @@ class Scheduler:
         self.batch: Batch | None = None
         self.reading: Reading | None = None  # the newcomer, before it joins the batch
         self.num_passes = 0  # over texts of newcomers, since the newest cycle
-        self.checked: tuple[int, ...] | None = None  # the prompt that was found good last: often there are several answers to it
+        self.checked: tuple[int, ...] | None = None  # the prompt found good last: often it has several answers
         self.totals = Totals()  # after the newest step; replaced and never changed, so any thread may read it
 
     @property
