@@ -69,7 +69,7 @@ def reproduce(world: World, console: Console) -> int:
     complaints = list(dict.fromkeys(line for record in made.values() for line in record.complaints))
     folder.mkdir(parents=True, exist_ok=True)
     revisions = sorted({world.record["revision"], *(record.revision for record in made.values())})
-    world = replace(world, record=world.record | {"revision": ", ".join(revisions)})
+    world = replace(world, record={**world.record, "revision": ", ".join(revisions)})
     report = write_report(world, became, complaints, extras.costs)
     if world.args.json:
         write_json(world.args.json, world.record, "rows", [row for o in became for row in o.rows()])
