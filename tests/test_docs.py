@@ -318,7 +318,7 @@ def test_the_doctors_sample_has_all_its_lines() -> None:
     """Its numbers are of one day."""
     [sample] = [block for block in blocks("docs/doctor.md") if block[0].startswith("check ")]
     rows = [re.match(r"(\w+(?: \w+)?) {2,}(\w+) {2,}\S", line) for line in sample[1:]]
-    shown = {row[1]: row[2] for row in rows if row}
+    shown: dict[str, Any] = {row[1]: row[2] for row in rows if row}
     assert [*shown] == ["checkpoint", *CHECKS, "acceptance"]
     assert {*shown.values()} <= {*STYLES}
     found = [Finding(name, cast("Any", verdict), "") for name, verdict in shown.items()]
@@ -387,7 +387,7 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     import mkdocs.config
     from mkdocs.commands.build import build
 
-    own = {"theme": {"name": "mkdocs"}, "site_dir": str(tmp_path / "site")}
+    own: dict[str, Any] = {"theme": {"name": "mkdocs"}, "site_dir": str(tmp_path / "site")}
     config = mkdocs.config.load_config(str(ROOT / "mkdocs.yml"), **own)
     assert config.strict
     build(config)
