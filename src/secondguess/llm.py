@@ -25,6 +25,7 @@ from secondguess.engine.speculate import Speculator
 from secondguess.engine.thread import run, submit
 from secondguess.errors import UserError, did_you_mean, require
 from secondguess.grammar import Grammars
+from secondguess.machine import give_back_memory
 from secondguess.methods import WITH_DRAFTER, make_speculator, parse_method
 from secondguess.prompts import Prompt, as_chat, as_list, encode
 from secondguess.target.hf import HFTarget
@@ -85,6 +86,7 @@ class LLM:
         device = self.target.spec.device
         self.max_batch_size = slots_within(max_batch_size, self.max_model_len, kv_cache_tokens, device)
         self.engine = run(self._make_engine, drafter, self.max_batch_size)
+        give_back_memory()  # packing weights leaves holes
         self.kv_cache_tokens = kv_cache_tokens or room_in_memory(self.engine.cache, self.max_model_len)
         self._scheduler = Scheduler(self.engine, self.max_model_len, self.target.tokenizer, self.kv_cache_tokens)
         self._pump = Pump(self._scheduler.step, self._news, self._scheduler.abort)

@@ -6,7 +6,7 @@ R requests, X rows, H hidden size, D head dimension, V draft vocabulary. ``tests
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from secondguess.config import TreeConfig
 from secondguess.drafter.model import DecoderLayer, Drafter, Midlayer, RMSNorm
@@ -26,10 +26,16 @@ class NativeBlock:
     """``Drafter.block`` of packed weights."""
 
     def __init__(self, drafter: Drafter, form: str) -> None:
-        """Takes head, lens and norms over. ``form``: of the weights. Raises BuildError where it cannot compile."""
+        """Takes layers, head, lens and norms over; the layers are dropped there. ``form``: of the weights.
+
+        Raises BuildError where it cannot compile.
+        """
         c = drafter.config
         self.drafter, self.turns, self.workspace = drafter, (torch.empty(0), torch.empty(0)), Workspace()
         self.layers = [compiled(layer, drafter, form) for layer in drafter.blocks]
+        drafter.set_submodule("midlayer", nn.Identity())
+        drafter.layers.clear()
+        drafter.blocks = ()
         head, lens = CompactLinear(drafter.lm_head, form), CompactLinear(drafter.lens, form) if c.lens else None
         drafter.set_submodule("lm_head", head)
         if lens:
