@@ -60,6 +60,7 @@ ONLY_READ = {
 # Programs that are not ours, and the rest of a shell.
 OTHERS = {"git", "make", "curl", "printf", "rm", "pip", "vllm", "torchrun", "scripts/peers.sh", "scripts/paper.sh"}
 OTHERS |= {".", "python", "scripts/gpu_check.sh", "scripts/gpu_pipeline.sh", "scripts/arms.py", "scripts/perf.py"}
+OTHERS.add("scripts/memory.py")
 SCRIPTS = (".venv/bin/pre-commit", ".venv/bin/python")
 STANDS_FOR = {
     "smollm2-135m": "target",

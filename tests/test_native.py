@@ -107,12 +107,13 @@ def test_a_tree_s_node_has_the_bits_of_plain_decoding() -> None:
 
 def test_passes_work_in_the_same_memory() -> None:
     target, ids = make("llama"), tokens(40)
-    cache, workspace = target.new_cache(1, 64), target._body.decoder.workspace
+    cache, decoder = target.new_cache(1, 64), target._body.decoder
+    assert isinstance(decoder, NativeDecoder)
     feed(target, cache, 0, ids)
-    held = workspace.held.data_ptr()
+    held = decoder.workspace.held.data_ptr()
     for i in range(5):
         feed(target, cache, 0, ids[i : i + 1], 40 + i)
-    assert workspace.held.data_ptr() == held
+    assert decoder.workspace.held.data_ptr() == held
 
 
 @pytest.mark.parametrize("form", FORMS)

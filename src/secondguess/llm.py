@@ -83,8 +83,8 @@ class LLM:
             own = "names its own drafter" if self.method.drafter else "uses no drafter"
             raise UserError(f"method {method} {own}: leave drafter out, or take {' or '.join(WITH_DRAFTER)}")
         self.max_model_len = context_of(self.target.spec.context_len, max_model_len, kv_cache_tokens)
-        device = self.target.spec.device
-        self.max_batch_size = slots_within(max_batch_size, self.max_model_len, kv_cache_tokens, device)
+        there = self.target.spec.device
+        self.max_batch_size = slots_within(max_batch_size, self.max_model_len, kv_cache_tokens, there)
         self.engine = run(self._make_engine, drafter, self.max_batch_size)
         give_back_memory()  # packing weights leaves holes
         self.kv_cache_tokens = kv_cache_tokens or room_in_memory(self.engine.cache, self.max_model_len)

@@ -71,8 +71,6 @@ class HFTarget:
         self.fingerprint = model_fingerprint(model, form)  # before packing takes the weights apart
         self._weights = weights_fingerprint(model)
         self.spec = _spec(model, form)
-        if can_pack(model):
-            let_go(model)
         embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
         self.embedding: Tensor = whole(embedding)
         self.head_weight: Tensor = self.embedding if head is embedding else whole(head)
@@ -148,17 +146,6 @@ def body_of(model: Any, form: str) -> Body:
     decoder = LeanDecoder(model, partial(packed, form=form)) if fits(model) else GenericDecoder(model, form)
     on_cpu = model.device.type == "cpu"
     return Body(decoder, packed(head, head_form(head, form)), MIN_ROWS if on_cpu else 1)
-
-
-def let_go(model: Any) -> None:
-    """Copy what outlives packing: all but the weights of the layers' products.
-
-    A model that was loaded lies in its mapped file, all of which stays in memory while anything in it is used.
-    """
-    packed_away = {id(module.weight) for module in model.base_model.modules() if isinstance(module, nn.Linear)}
-    for parameter in model.parameters():
-        if id(parameter) not in packed_away:
-            parameter.data = parameter.data.clone()
 
 
 class GenericDecoder:
