@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """What a cycle costs beside its matrix products, and a PR cycle beside an EAGLE-3.1 cycle. Nothing else may run.
 
-    scripts/perf.py OUT [--target TARGET] [--dtype float32] [--budget 3,24,48] [--rounds 20]
+    scripts/perf.py OUT [--target TARGET] [--dtype float32] [--shape 3x3,24x8,48x8] [--rounds 20]
 
-Cycles of plain decoding, EAGLE-3.1, PR and PR with second looks in forwards of their own (the serial variant), at each
-budget, and the matrix products of such a cycle with nothing in between, all in turns. How many tokens are accepted
-follows one law for all: only time is measured, after 256 tokens, batch 1. OUT gets perf.json, perf.md and perf.png.
+Cycles of plain decoding, EAGLE-3.1, PR and PR with second looks in forwards of their own (the serial variant), in trees
+of each shape (guesses x steps), and the matrix products of such a cycle with nothing in between, all in turns. How many
+tokens are accepted follows one law for all: only time is measured, after 256 tokens, batch 1. OUT gets perf.json,
+perf.md and perf.png.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ import argparse
 import json
 import shlex
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -30,25 +31,24 @@ from secondguess.bench.timed import PARTS, Runner, make_runner
 from secondguess.commands.record import make_record
 from secondguess.commands.workload import comma_separated
 from secondguess.config import TreeConfig
-from secondguess.drafter.model import Drafter
 from secondguess.drafter.speculator import EagleSpeculator
-from secondguess.engine.speculate import Plain
+from secondguess.engine.speculate import Plain, Speculator
 from secondguess.engine.thread import run
 from secondguess.methods import open_drafter, parse_method
 from secondguess.target.hf import HFTarget
 from secondguess.target.load import load_target
 
 CONTEXT, TAU, WARM_UP, CYCLES, RESAMPLES = 256, 2.5, 4, 5, 10_000
-STEPS = {3: 3}  # few guesses in few steps, as two cores want them; the paper's eight else
+SHAPES = "3x3,24x8,48x8"  # few guesses in few steps, as two cores want them; the paper's eight for its budgets
 METHODS = ("eagle3.1", "pr", "pr, serial")
 
 
 @dataclass(slots=True)
 class Case:
-    """A method at a budget, its cycles, and their products alone; per round the median, in milliseconds."""
+    """A method's cycles with trees of one shape, and their products alone; per round the median, in milliseconds."""
 
     method: str
-    budget: int
+    tree: TreeConfig | None  # of plain decoding there is none
     runner: Runner
     alone: Alone
     cycle: list[float] = field(default_factory=list)
@@ -68,15 +68,22 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("out", type=Path)
     parser.add_argument("--target", default="smollm2-135m")
     parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--budget", type=comma_separated(int), default=(3, 24, 48), help="(default: 3,24,48)")
+    shapes = f"guesses x steps of the trees (default: {SHAPES})"
+    parser.add_argument("--shape", type=comma_separated(shape), default=SHAPES, metavar="BxS,...", help=shapes)
     parser.add_argument("--rounds", type=int, default=20, help="(default: 20)")
     return parser.parse_args(argv)
+
+
+def shape(text: str) -> TreeConfig:
+    """``24x8``: 24 guesses in 8 steps. Raises ValueError."""
+    budget, steps = map(int, text.split("x"))
+    return TreeConfig(budget=budget, num_steps=steps)
 
 
 def main(argv: Sequence[str]) -> None:
     args = parse(argv)
     args.out.mkdir(parents=True, exist_ok=True)
-    cases = run(measure, args.target, args.dtype, args.budget, args.rounds)
+    cases = run(measure, args.target, args.dtype, args.shape, args.rounds)
     rows = [row(case, cases) for case in cases]
     record = make_record() | {"command": f"scripts/perf.py {shlex.join(argv)}"}
     (args.out / "perf.json").write_text(json.dumps({"record": record, "rows": rows}, indent=1) + "\n")
@@ -85,60 +92,58 @@ def main(argv: Sequence[str]) -> None:
     print(table(rows), end="")
 
 
-def measure(name: str, dtype: str, budgets: Sequence[int], rounds: int) -> list[Case]:
+def measure(name: str, dtype: str, trees: Sequence[TreeConfig], rounds: int) -> list[Case]:
     target = load_target(name, dtype)
     drafters = {m: open_drafter(parse_method(m, TreeConfig()), target, None) for m in ("eagle3.1", "pr")}
-    total = (WARM_UP + 1 + rounds * CYCLES) * (1 + max(STEPS.get(b, 8) for b in budgets))
-    columns = min(CONTEXT + total + max(budgets) + 1, target.spec.context_len)
-    cases = [case_of(target, "ar", 1, lambda _: Plain(), columns)]
-    for budget in budgets:
+    total = (WARM_UP + 1 + rounds * CYCLES) * (1 + max(tree.num_steps for tree in trees))
+    columns = min(CONTEXT + total + max(tree.max_budget for tree in trees) + 1, target.spec.context_len)
+    cases = [case_of(target, "ar", None, Plain(), columns)]
+    for tree in trees:
         for method in METHODS:
-            cases.append(case_of(target, method, budget, maker(drafters, method, columns), columns))
+            own = replace(tree, num_reconsider=3 if "pr" in method else 0)
+            kind = SerialSpeculator if "serial" in method else EagleSpeculator
+            speculator = kind(drafters[method.split(",")[0]], own, 1, columns)
+            cases.append(case_of(target, method, own, speculator, columns))
     for number in range(rounds):
         for case in cases[:: 1 if number % 2 == 0 else -1]:
             case.round()
     return cases
 
 
-def tree_of(method: str, budget: int) -> TreeConfig:
-    return TreeConfig(budget=budget, num_steps=STEPS.get(budget, 8), num_reconsider=3 if "pr" in method else 0)
-
-
-def maker(drafters: dict[str, Drafter], method: str, columns: int) -> Callable[[TreeConfig], Any]:
-    kind, drafter = SerialSpeculator if "serial" in method else EagleSpeculator, drafters[method.split(",")[0]]
-    return lambda tree: kind(drafter, tree, 1, columns)
-
-
-def case_of(target: HFTarget, method: str, budget: int, make: Callable[[TreeConfig], Any], columns: int) -> Case:
-    tree = tree_of(method, budget)
-    shares = [1.0] if method == "ar" else histogram(TAU, tree.num_steps)
+def case_of(target: HFTarget, method: str, tree: TreeConfig | None, speculator: Speculator, columns: int) -> Case:
+    shares = histogram(TAU, tree.num_steps) if tree else [1.0]
     script = Script(shares, no_draft_token=target.spec.vocab_size - 1)
-    runner = make_runner(target, make(tree), script, 1, CONTEXT, columns)
+    runner = make_runner(target, speculator, script, 1, CONTEXT, columns)
     runner.warm_up(WARM_UP)
     with recorded() as products:
         runner.run(1)
     alone = Alone(products)
     alone.seconds()
     runner.warm_up(0)
-    return Case(method, budget, runner, alone)
+    return Case(method, tree, runner, alone)
 
 
 def row(case: Case, cases: list[Case]) -> dict[str, Any]:
-    eagle = next((c for c in cases if c.budget == case.budget and c.method == "eagle3.1"), None)
+    budget, steps = shape_of(case)
+    eagle = next((c for c in cases if shape_of(c) == (budget, steps) and c.method == "eagle3.1"), None)
     return {
         "method": case.method,
-        "budget": 0 if case.method == "ar" else case.budget,
-        "steps": 0 if case.method == "ar" else STEPS.get(case.budget, 8),
+        "budget": budget,
+        "steps": steps,
         "cycle_ms": median(case.cycle),
         "products_ms": median(case.products),
         "num_products": len(case.alone.calls),
         "attention_ms": median(case.attention),
         "beside_products": share(case.cycle, case.products),
         "beside_all": share(case.cycle, [p + a for p, a in zip(case.products, case.attention, strict=True)]),
-        "over_eagle": ratio(case.cycle, eagle.cycle) if eagle and case.method != "ar" else None,
+        "over_eagle": ratio(case.cycle, eagle.cycle) if eagle else None,
         **{f"{part}_ms": case.runner.result()[f"{part}_ms"] for part in PARTS},
         "rounds_ms": {"cycle": case.cycle, "products": case.products, "attention": case.attention},
     }
+
+
+def shape_of(case: Case) -> tuple[int, int]:
+    return (case.tree.max_budget, case.tree.num_steps) if case.tree else (0, 0)
 
 
 def share(cycle: list[float], products: list[float]) -> list[float]:
@@ -173,23 +178,31 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def draw(rows: list[dict[str, Any]], path: Path) -> None:
-    """A bar for each cycle: products, and what else it does."""
+    """A bar for each cycle: products with weights, attention's, and what else it does."""
     import matplotlib as mpl
 
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
-    names = [f"{r['method']}{', B = ' + str(r['budget']) if r['budget'] else ''}" for r in rows][::-1]
-    products = np.array([r["products_ms"] for r in rows][::-1])
-    rest = np.array([r["cycle_ms"] for r in rows][::-1]) - products
+    names = [f"{r['method']}{', {budget} x {steps}'.format(**r) if r['budget'] else ''}" for r in rows][::-1]
+    cycle, products, attention = (
+        np.array([r[f"{part}_ms"] for r in rows][::-1]) for part in ("cycle", "products", "attention")
+    )
+    parts = (
+        ("products with weights, alone", products, "#3b6ea8"),
+        ("attention's products, alone", attention, "#7fb2a5"),
+        ("rest of the cycle", np.maximum(cycle - products - attention, 0), "#d9843b"),
+    )
     figure, axes = plt.subplots(figsize=(8, 0.45 * len(rows) + 1.2), layout="constrained")
-    axes.barh(names, products, color="#3b6ea8", label="matrix products alone")
-    axes.barh(names, rest, left=products, color="#d9843b", label="rest of the cycle")
+    left = np.zeros(len(rows))
+    for label, widths, color in parts:
+        axes.barh(names, widths, left=left, color=color, label=label)
+        left += widths
     for y, r in enumerate(rows[::-1]):
-        axes.text(r["cycle_ms"], y, f"  {r['beside_products'][0]:.0%}", va="center")
+        axes.text(left[y], y, f"  {r['beside_all'][0]:.0%}", va="center")
     axes.set_xlabel("milliseconds a cycle")
     axes.margins(x=0.08)
-    figure.legend(loc="outside upper left", ncols=2, frameon=False)
+    figure.legend(loc="outside upper left", ncols=3, frameon=False)
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=150)
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
+import logging
+import re
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
 import torch
@@ -11,7 +15,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from secondguess.kernels import build
-from secondguess.kernels.linear import FORMS, GROUP, CompactLinear, holds, rounded, to_int4, to_int8
+from secondguess.kernels.linear import FORMS, GROUP, CompactLinear, CompactNorm, holds, rounded, to_int4, to_int8
+from secondguess.kernels.structs import STRUCTS
 
 FORM_NAMES = list(FORMS)
 
@@ -115,24 +120,74 @@ def test_rounding_is_at_most_half_a_step(form: str, step: float) -> None:
     assert (rounded(weight, form) - weight).abs().max() <= spread * step / 2 + 2e-3
 
 
-def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    build.library.cache_clear()
+@pytest.mark.parametrize("form", FORM_NAMES)
+def test_packed_weights_count_as_memory_and_are_not_saved(form: str) -> None:
+    compact = CompactLinear(layer(64, 48), form)
+    assert [buffer.nbytes for buffer in compact.buffers()] == [compact.packed.nbytes]
+    assert not compact.state_dict()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_rows_of_another_type_are_not_read_as_float32(dtype: torch.dtype) -> None:
+    for module in (CompactLinear(layer(64, 48), "float32"), CompactNorm(torch.ones(64), 1e-5)):
+        with pytest.raises(AssertionError, match=f"{dtype} is read as torch.float32"):
+            module(torch.ones(2, 64, dtype=dtype))
+
+
+def test_the_compiled_code_allocates_nothing() -> None:
+    """A cycle's memory is handed in. Names of functions that a library takes from others stand between zeros."""
+    names = set(build._built().read_bytes().split(b"\0"))
+    assert b"memcpy" in names
+    assert not names & {b"malloc", b"calloc", b"realloc", b"aligned_alloc", b"posix_memalign", b"free"}
+
+
+@pytest.mark.parametrize("name", STRUCTS)
+def test_structs_have_the_same_fields_in_c(name: str) -> None:
+    source = "".join(re.sub("//.*", "", path.read_text()) for path in build.SOURCES)
+    body = re.findall(rf"struct {name} {{(.*?)}};", source, re.DOTALL)
+    assert re.findall(r"(\w+)\s*[,;]", body[0]) == [field[0] for field in STRUCTS[name]._fields_]
+
+
+def test_what_c_and_python_disagree_about_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    path = build._built()
+    assert isinstance(build._declare(path), ctypes.CDLL)
+    monkeypatch.setitem(build.MIRRORED, "size_of_pass", 1)
+    with pytest.raises(AssertionError, match="C and Python disagree"):
+        build._declare(path)
+
+
+def test_another_version_of_the_compiler_compiles_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = []
+    for version in ("cc 12.2", "cc 12.2", "cc 12.3"):
+        monkeypatch.setattr(build, "_run", lambda *_, said=version: CompletedProcess((), 0, said, ""))
+        keys.append(build._key("cc"))
+    assert keys[0] == keys[1] != keys[2]
+
+
+def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def fails(expected: str) -> None:
+        """The reason is known from the first time on, when it is told."""
+        build.attempt.cache_clear()
+        caplog.clear()
+        for _ in range(2):
+            with pytest.raises(build.BuildError, match=expected):
+                build.library()
+        assert [record.levelno for record in caplog.records] == [logging.WARNING]
+        assert "everything takes several times as long" in caplog.text
+
+    advice = "install GCC 11 or later, or name a compiler in the variable CC"
     try:
         monkeypatch.setenv("SECONDGUESS_CACHE", str(tmp_path))
         monkeypatch.setattr(build.shutil, "which", lambda name: None)
         monkeypatch.delenv("CC", raising=False)
-        with pytest.raises(build.BuildError, match="no C compiler: install gcc or clang"):
-            build.library()
+        fails(f"no C compiler: {advice}")
         monkeypatch.setenv("CC", "no-such-compiler")
-        with pytest.raises(build.BuildError, match="no-such-compiler does not start"):
-            build.library()
+        fails(rf"no-such-compiler does not start \(.*\): {advice}")
         monkeypatch.setenv("CC", "false")
-        with pytest.raises(build.BuildError, match="false cannot compile our C code"):
-            build.library()
+        fails(rf"false cannot compile our C code \(no message\): {advice}")
         assert not list((tmp_path / "kernels").iterdir())
         (tmp_path / "file").touch()
         monkeypatch.setenv("SECONDGUESS_CACHE", str(tmp_path / "file"))
-        with pytest.raises(build.BuildError, match="nothing can be kept in"):
-            build.library()
+        fails("nothing can be kept in")
     finally:
-        build.library.cache_clear()
+        build.attempt.cache_clear()

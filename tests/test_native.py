@@ -105,6 +105,17 @@ def test_a_tree_s_node_has_the_bits_of_plain_decoding() -> None:
         assert torch.equal(getattr(out, name)[1, [0, 2, 4]], getattr(expected, name)[0]), name
 
 
+def test_passes_work_in_the_same_memory() -> None:
+    target, ids = make("llama"), tokens(40)
+    cache, decoder = target.new_cache(1, 64), target._body.decoder
+    assert isinstance(decoder, NativeDecoder)
+    feed(target, cache, 0, ids)
+    held = decoder.workspace.held.data_ptr()
+    for i in range(5):
+        feed(target, cache, 0, ids[i : i + 1], 40 + i)
+    assert decoder.workspace.held.data_ptr() == held
+
+
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("method", ["pr", "ngram", "pr:coupled=true"])
 def test_texts_are_plain_decoding_s_in_every_form(form: str, method: str, tmp_path) -> None:

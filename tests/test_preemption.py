@@ -13,6 +13,7 @@ import torch
 
 from secondguess import LLM, SamplingParams, TreeConfig, UserError, machine
 from secondguess.cli import main
+from secondguess.engine import pages as pages_module
 from secondguess.engine import room
 from secondguess.engine import scheduler as scheduler_module
 from secondguess.engine.cycle import Engine
@@ -243,6 +244,21 @@ def test_room_for_less_than_one_request_is_refused(folder: Path, capsys: pytest.
     flags = ["--port", "0", "--method", "ar", "--max-model-len", "64", "--kv-cache-tokens", "8"]
     assert main(["serve", str(folder / "target"), *flags]) == 2
     assert "kv_cache_tokens must be a whole number" in capsys.readouterr().err
+
+
+def test_slots_are_what_the_budget_holds_where_memory_is_taken_at_once(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def make(tokens: int | None) -> LLM:
+        return LLM(folder / "target", method="ar", max_batch_size=4, max_model_len=64, kv_cache_tokens=tokens)
+
+    assert make(150).engine.cache.num_slots == (4 if LENT else 2)
+    monkeypatch.setattr(pages_module, "LENT", False)
+    assert make(None).engine.cache.num_slots == make(256).engine.cache.num_slots == 4
+    assert not caplog.records
+    llm = make(150)
+    assert llm.engine.cache.num_slots == llm.max_batch_size == 2
+    assert "150 tokens of K/V cache are room for 2 of max_model_len (64) tokens" in caplog.text
 
 
 def test_memory_is_the_limit_where_slots_hold_more(

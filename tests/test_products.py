@@ -11,7 +11,7 @@ from secondguess.bench.products import Alone, Attention, Product, recorded
 from secondguess.drafter.native import native_block
 from secondguess.drafter.speculator import EagleSpeculator
 from secondguess.engine.speculate import GREEDY, Accepted, Roots
-from secondguess.kernels.decoder import PRODUCTS
+from secondguess.kernels.structs import PRODUCTS
 from secondguess.target.base import causal_rows
 from secondguess.target.linear import pack_linears
 from secondguess.testing import tiny_drafter, tiny_target

@@ -192,6 +192,35 @@ def test_the_plan_in_the_docs_is_the_one_that_is_printed(load: Load, capsys: pyt
     assert [table for table in shown if table[0] in heads] == printed, "put in what scripts/scale.py plan prints"
 
 
+def test_cycles_and_their_products_are_timed(
+    load: Load, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    perf = load("perf")
+    monkeypatch.setattr(perf, "CONTEXT", 16)
+    perf.main([str(tmp_path), "--target", str(tiny / "target"), "--shape", "3x3,6x2", "--rounds", "2"])
+    rows = json.loads((tmp_path / "perf.json").read_text())["rows"]
+    shapes = [(row["method"], row["budget"], row["steps"]) for row in rows]
+    assert shapes == [("ar", 0, 0), *((m, *shape) for shape in ((3, 3), (6, 2)) for m in perf.METHODS)]
+    for row in rows:
+        assert 0 < row["products_ms"] < row["cycle_ms"]
+        assert len(row["rounds_ms"]["cycle"]) == 2
+        assert (row["over_eagle"] is None) == (row["method"] == "ar")
+    assert rows[1]["over_eagle"] == [1.0, 1.0, 1.0]
+    assert (tmp_path / "perf.md").read_text().count("\n") == 2 + len(rows)
+    assert (tmp_path / "perf.png").stat().st_size > 1000
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="which tells a process's memory in /proc")
+def test_memory_is_measured_beside_what_has_to_be_held(load: Load, tiny: Path, tmp_path: Path) -> None:
+    memory, out = load("memory"), tmp_path / "memory.json"
+    small = ["--dtype", "float32", "--method", "ar", "--requests", "2", "--max-new-tokens", "4"]
+    memory.main([str(out), "--target", str(tiny / "target"), *small])
+    (row,) = json.loads(out.read_text())["rows"]
+    assert row["needed_mb"] == row["code_mb"] + row["weights_mb"] + row["kv_mb"]
+    assert 0 < row["weights_mb"] < 1
+    assert row["code_mb"] < row["decoding_mb"]
+
+
 def test_every_case_is_measured_and_simulated(
     load: Load, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

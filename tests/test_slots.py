@@ -87,6 +87,17 @@ def test_compact_moves_accepted_rows() -> None:
         assert contents(cache, 1, layer) == list(range(100, 112))
 
 
+def test_nothing_is_written_where_nothing_moves() -> None:
+    cache, slots = numbered_cache(), torch.tensor([0, 1])
+    writes = cache.stores(1)[0]._version
+    cache.compact(slots, torch.empty(2, 0, dtype=torch.int64), torch.tensor([4, 7]), torch.tensor([0, 0]))
+    cache.compact(slots, torch.tensor([[4, 5], [7, 9]]), torch.tensor([4, 7]), torch.tensor([2, 1]))
+    assert cache.stores(1)[0]._version == writes
+    cache.compact(slots, torch.tensor([[4, 5], [7, 9]]), torch.tensor([4, 7]), torch.tensor([2, 2]))
+    assert cache.stores(1)[0]._version > writes
+    assert contents(cache, 1, 1) == [100, 101, 102, 103, 104, 105, 106, 107, 109, 109, 110, 111]
+
+
 @given(st.lists(st.tuples(st.lists(st.integers(0, 11), max_size=4), st.integers(0, 8)), min_size=1, max_size=3))
 def test_compact_equals_a_gather(moves: list[tuple[list[int], int]]) -> None:
     cache = numbered_cache()

@@ -18,13 +18,14 @@ from secondguess.engine.cycle import CycleTrace, Engine, Watcher
 from secondguess.engine.guard import Guard
 from secondguess.engine.menu import Menu
 from secondguess.engine.pump import Listener, Pump
-from secondguess.engine.room import check_batch, context_of, room_in_memory
+from secondguess.engine.room import check_batch, context_of, room_in_memory, slots_within
 from secondguess.engine.scheduler import Load, Scheduler
 from secondguess.engine.sequence import Sequence
 from secondguess.engine.speculate import Speculator
 from secondguess.engine.thread import run, submit
 from secondguess.errors import UserError, did_you_mean, require
 from secondguess.grammar import Grammars
+from secondguess.machine import give_back_memory
 from secondguess.methods import WITH_DRAFTER, make_speculator, parse_method
 from secondguess.prompts import Prompt, as_chat, as_list, encode
 from secondguess.target.hf import HFTarget
@@ -47,11 +48,12 @@ class LLM:
     without it; and so it does while ``method`` is slower than plain decoding, for requests that ask for nothing else.
     ``max_model_len``: tokens of prompt and answer together; by default all that the target can take, but at most 8192,
     because room for ``max_batch_size`` such requests is set aside. ``kv_cache_tokens``: what may be taken of it, by
-    default what memory holds (on a GPU all of it is taken at once); when texts of more tokens run, the newest goes back
-    to the queue until others have ended. ``enable_prefix_caching``: a prompt takes over the K/V of the tokens that it
-    has in common with the beginning of another text, if that runs or its slot has not been needed since. ``dtype`` and
-    ``device`` (``auto`` takes a GPU if there is one) are for a target that is loaded here; one that is loaded already
-    keeps its own. Python code among the target's files is run only with ``trust_remote_code``.
+    default what memory holds; when texts of more tokens run, the newest goes back to the queue until others have ended.
+    On a GPU all room is taken at once, so there only as many requests run together as these tokens are room for.
+    ``enable_prefix_caching``: a prompt takes over the K/V of the tokens that it has in common with the beginning of
+    another text, if that runs or its slot has not been needed since. ``dtype`` and ``device`` (``auto`` takes a GPU if
+    there is one) are for a target that is loaded here; one that is loaded already keeps its own. Python code among the
+    target's files is run only with ``trust_remote_code``.
 
     Raises UserError when something is unknown or does not fit together.
     """
@@ -84,8 +86,10 @@ class LLM:
             own = "names its own drafter" if self.method.drafter else "uses no drafter"
             raise UserError(f"method {method} {own}: leave drafter out, or take {' or '.join(WITH_DRAFTER)}")
         self.max_model_len = context_of(self.target.spec.context_len, max_model_len, kv_cache_tokens)
-        self.max_batch_size = max_batch_size
-        self.engine = run(self._make_engine, drafter, max_batch_size)
+        there = self.target.spec.device
+        self.max_batch_size = slots_within(max_batch_size, self.max_model_len, kv_cache_tokens, there)
+        self.engine = run(self._make_engine, drafter, self.max_batch_size)
+        give_back_memory()  # packing weights leaves holes
         self.kv_cache_tokens = kv_cache_tokens or room_in_memory(self.engine.cache, self.max_model_len)
         self._scheduler = Scheduler(
             self.engine, self.max_model_len, self.target.tokenizer, self.kv_cache_tokens, enable_prefix_caching

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from secondguess.kernels import decoder as compiled
 from secondguess.kernels.draft import CompiledRound
 from secondguess.kernels.linear import CompactLinear
+from secondguess.kernels.structs import PRODUCTS
 from secondguess.target.linear import PackedLinear
 from secondguess.tree.rows import DraftRows, Offers
 from secondguess.types import Rows
@@ -64,7 +65,7 @@ def recorded() -> Generator[list[Product | Attention]]:
 
     def count_layers(layers: Sequence[compiled.CompiledLayer], num_requests: int, num_rows: int, width: int) -> None:
         for layer in layers:
-            for linear in layer.kept[: len(compiled.PRODUCTS)]:
+            for linear in layer.kept[: len(PRODUCTS)]:
                 assert isinstance(linear, CompactLinear)
                 count(linear, num_requests * num_rows)
             found.append(Attention(num_requests, num_rows, width, layer.sizes))

@@ -6,7 +6,7 @@ R requests, X rows, H hidden size, D head dimension, V draft vocabulary. ``tests
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from secondguess.config import TreeConfig
 from secondguess.drafter.model import DecoderLayer, Drafter, Midlayer, RMSNorm
@@ -16,6 +16,7 @@ from secondguess.kernels.build import BuildError
 from secondguess.kernels.decoder import CompiledLayer, run_layers, whole_vectors
 from secondguess.kernels.draft import CompiledDrafter, CompiledRound
 from secondguess.kernels.linear import CompactLinear, CompactNorm
+from secondguess.kernels.workspace import Workspace
 from secondguess.target.lean import joined
 from secondguess.tree.rows import DraftRows, Offers
 from secondguess.types import Rows
@@ -25,10 +26,16 @@ class NativeBlock:
     """``Drafter.block`` of packed weights."""
 
     def __init__(self, drafter: Drafter, form: str) -> None:
-        """Takes head, lens and norms over. ``form``: of the weights. Raises BuildError where it cannot compile."""
+        """Takes layers, head, lens and norms over; the layers are dropped there. ``form``: of the weights.
+
+        Raises BuildError where it cannot compile.
+        """
         c = drafter.config
-        self.drafter, self.turns = drafter, (torch.empty(0), torch.empty(0))
+        self.drafter, self.turns, self.workspace = drafter, (torch.empty(0), torch.empty(0)), Workspace()
         self.layers = [compiled(layer, drafter, form) for layer in drafter.blocks]
+        drafter.set_submodule("midlayer", nn.Identity())
+        drafter.layers.clear()
+        drafter.blocks = ()
         head, lens = CompactLinear(drafter.lm_head, form), CompactLinear(drafter.lens, form) if c.lens else None
         drafter.set_submodule("lm_head", head)
         if lens:
@@ -50,7 +57,8 @@ class NativeBlock:
     def __call__(self, cache: SlotCache, rows: Rows, e_RXH: Tensor, g_RXH: Tensor) -> Tensor:
         """Features [R, X, H] of rows with embedding ``e_RXH`` and feature ``g_RXH``."""
         y_RXH = g_RXH.clone(memory_format=torch.contiguous_format)
-        run_layers(self.layers, y_RXH, rotation(self.drafter, rows.positions_RN), rows, cache, e_RXH)
+        turn = rotation(self.drafter, rows.positions_RN)
+        run_layers(self.layers, y_RXH, turn, rows, cache, self.workspace, e_RXH)
         return self.drafter.feature(y_RXH)
 
     def rotations(self, num_positions: int) -> tuple[Tensor, Tensor]:
@@ -81,6 +89,7 @@ class NativeRound(Round):
             noise_RDV=noise_RDV,
             query=passes.drafter.self_query.detach() if asks else None,
             query_ahead=look.query_rope == "next",
+            workspace=native.workspace,
         )
         self.features_RYH = self.compiled.features_RYH
 

@@ -95,11 +95,11 @@ def run_cycle(engine: Engine, batch: Batch) -> None:
     choose_at = chooser(out.logits_RNV, rows.positions_RN, batch.sampler, engine.watch)
     verdict = walk(tree, engine.script(tree, choose_at))
     clock.mark()
-    engine.cache.compact(
+    engine.cache.compact(  # a root is where it should be
         rows.slots_R,
-        rows.columns_RN.gather(1, verdict.path_RD.clamp(min=0)),
-        rows.columns_RN[:, 0],
-        verdict.num_emitted_R,
+        rows.columns_RN.gather(1, verdict.path_RD[:, 1:].clamp(min=0)),
+        rows.columns_RN[:, 0] + 1,
+        verdict.num_emitted_R - 1,
     )
     outcomes = outcomes_of(tree, verdict)
     engine.speculator.accept(accepted_of(outcomes, verdict, batch.sequences, out.taps_RNLH))

@@ -16,12 +16,17 @@ LENT = sys.platform == "linux"  # which hands out memory page by page, and takes
 NO_RESERVE = 0x4000  # MAP_NORESERVE: more may be set aside than there is memory
 
 
+def lends(device: torch.device | str) -> bool:
+    """Whether a device hands memory out as it fills."""
+    return LENT and torch.device(device).type == "cpu"
+
+
 class Pages:
     """Zeros of any shape, in ``tensor``. On a GPU, and not on Linux, all memory is taken at once and kept."""
 
     def __init__(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device | str = "cpu") -> None:
         self._map: mmap.mmap | None = None
-        if LENT and torch.device(device).type == "cpu":
+        if lends(device):
             flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NO_RESERVE
             self._map = mmap.mmap(-1, prod(shape) * dtype.itemsize, flags=flags)
             with suppress(OSError):  # a kernel that has no huge pages; where it has, a token would take 2 MiB a head

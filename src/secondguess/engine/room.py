@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import logging
 
+import torch
+
+from secondguess.engine.pages import lends
 from secondguess.engine.slots import SlotCache
 from secondguess.errors import require
 from secondguess.machine import available_bytes
@@ -31,6 +34,19 @@ def context_of(limit: int, wanted: int | None, kv_cache_tokens: int | None) -> i
     least = f"at least max_model_len ({context})"
     require(enough, f"kv_cache_tokens must be a whole number, {least}, got {kv_cache_tokens!r}")
     return context
+
+
+def slots_within(wanted: int, context: int, kv_cache_tokens: int | None, device: torch.device) -> int:
+    """Slots of ``context`` tokens for a batch of ``wanted`` requests.
+
+    Where all of their memory is taken at once, as on a GPU, no more than ``kv_cache_tokens`` fill.
+    """
+    if kv_cache_tokens is None or lends(device) or wanted * context <= kv_cache_tokens:
+        return wanted
+    fitting = kv_cache_tokens // context
+    there = f"{kv_cache_tokens} tokens of K/V cache are room for {fitting} of max_model_len ({context}) tokens"
+    log.warning("%s: a batch has so many requests, not %d; a lower max_model_len makes room for more", there, wanted)
+    return fitting
 
 
 def room_in_memory(cache: SlotCache, max_len: int) -> int | None:

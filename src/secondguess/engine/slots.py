@@ -45,6 +45,10 @@ class SlotCache:
         self.addresses = [(k_SGCD.data_ptr(), v_SGCD.data_ptr()) for k_SGCD, v_SGCD in self._layers]
 
     @property
+    def dtype(self) -> torch.dtype:
+        return self._layers[0][0].dtype
+
+    @property
     def bytes(self) -> int:
         return sum(store.nbytes for store in self._stores.values())
 
@@ -87,13 +91,22 @@ class SlotCache:
         """In every layer move columns ``source_RN[r, :count_R[r]]`` to ``start_R[r], start_R[r] + 1, ...``.
 
         All int64. The columns may overlap: everything is read before anything is written. There must be N columns from
-        ``start_R`` on; those past the count are copied to where they are, so that no shape depends on it.
+        ``start_R`` on. On the CPU only what moves is touched; on a GPU, where the host would wait to hear what that is,
+        all else is copied to where it is, so that no shape depends on it.
         """
+        if source_RN.shape[1] == 0:
+            return
         offset_N = torch.arange(source_RN.shape[1], device=source_RN.device)
         goal_RN = start_R[:, None] + offset_N
         source_RN = torch.where(offset_N < count_R[:, None], source_RN, goal_RN)
-        for store_L2SGCD in self._stores.values():
-            store_L2SGCD[:, :, slots_R[:, None], :, goal_RN] = store_L2SGCD[:, :, slots_R[:, None], :, source_RN]
+        where = slots_R[:, None].expand_as(goal_RN), source_RN, goal_RN
+        if source_RN.device.type == "cpu":
+            moves_RN = source_RN != goal_RN
+            where = tuple(index_RN[moves_RN] for index_RN in where)
+        slots, source, goal = where
+        if slots.numel():
+            for store_L2SGCD in self._stores.values():
+                store_L2SGCD[:, :, slots, :, goal] = store_L2SGCD[:, :, slots, :, source]
 
 
 def _range_of(rows: Rows) -> slice | Tensor:

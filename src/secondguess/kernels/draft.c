@@ -4,7 +4,7 @@
 // R requests, X rows of each in a forward, the first F of which are of level 0, M = R X, Y rows of the round so far
 // (these included), H hidden size, D head dimension, V draft vocabulary, K offers of a row.
 
-#include "decoder.c"
+#include "decoder.h"
 
 struct drafter {
     int64_t H, V, count;  // count: of layers
@@ -36,7 +36,49 @@ struct forward {
     const uint8_t *visible;  // [R][X][Y]
     int64_t *offered;  // [R][X][K]: target ids
     float *logps, *confidence;  // [R][X][K], [R][X]
+    char *workspace;  // draft_room bytes
 };
+
+SHOW_SIZE(drafter);
+SHOW_SIZE(round);
+SHOW_SIZE(forward);
+
+// Where a forward works.
+struct sheet {
+    float *e, *g, *cos, *sin;  // [M][H], [M][H], [M][D], [M][D]
+    int64_t *columns;  // [M]
+    uint8_t *visible;  // [M][W]
+    void *rest;  // for second looks, then for the layers, then for what is offered
+};
+
+static struct pass pass_of(const struct drafter *d, const struct round *c, const struct forward *x) {
+    return (struct pass){
+        .R = c->R, .N = x->X, .H = d->H, .A = c->A, .G = c->G, .D = c->D, .I = c->I, .C = c->C,
+        .W = c->length + x->Y - 1, .slots = c->slots, .scale = 1.f / sqrtf(c->D),
+    };
+}
+
+static struct sheet sheet_in(struct room *room, const struct drafter *d, const struct round *c,
+                             const struct forward *x) {
+    struct pass p = pass_of(d, c, x);
+    int64_t M = p.R * p.N, asked = p.R * (x->X - x->F) * 3 * d->H, offered = M * (d->V + d->H);
+    struct sheet s;
+    s.e = take(room, M * p.H * sizeof *s.e);
+    s.g = take(room, M * p.H * sizeof *s.g);
+    s.cos = take(room, M * p.D * sizeof *s.cos);
+    s.sin = take(room, M * p.D * sizeof *s.sin);
+    s.columns = take(room, M * sizeof *s.columns);
+    s.visible = take(room, M * p.W);
+    s.rest = take(room, most(most(asked, offered) * sizeof(float), layers_room(&p)));
+    return s;
+}
+
+// Bytes that `draft_forward` and `draft_offer` work in.
+int64_t draft_room(const struct drafter *d, const struct round *c, const struct forward *x) {
+    struct room room = {0};
+    sheet_in(&room, d, c, x);
+    return room.used;
+}
 
 // The K best of n scores, best first; of equal ones the first.
 static void best_of(const float *scores, int64_t n, int64_t K, float *best, int64_t *where) {
@@ -65,20 +107,19 @@ static float log_sum_exp(const float *scores, int64_t n, float highest) {
     return highest + logf(rest);
 }
 
-// What features f [M][H] offer, whose nodes are at `depths` [M]; X of them are a request's.
-void draft_offer(const struct drafter *d, const struct round *c, const float *f, int64_t X, const int64_t *depths,
-                 int64_t K, int64_t *offered, float *logps, float *confidence) {
-    int64_t M = c->R * X;
-    float *scores = malloc(M * (d->V + d->H) * sizeof *scores), *read = scores + M * d->V;
+// What features f [M][H] of the forward's rows offer.
+static void offer(const struct drafter *d, const struct round *c, const struct forward *x, const float *f, void *room) {
+    int64_t M = c->R * x->X, K = x->K;
+    float *scores = room, *read = scores + M * d->V;
     for (int64_t m = 0; m < M; m++)
         if (d->norm_output) memcpy(read + m * d->H, f + m * d->H, d->H * sizeof *f);
         else rms_norm(f + m * d->H, d->norm, d->H, d->eps, read + m * d->H);
     apply(&d->head, read, M, scores);
 #pragma omp parallel for schedule(static) if (M > 1)
     for (int64_t m = 0; m < M; m++) {
-        float *row = scores + m * d->V, *logp = logps + m * K;
-        int64_t *ids = offered + m * K;
-        const float *noise = c->noise ? c->noise + (m / X * c->depths + depths[m]) * d->V : NULL;
+        float *row = scores + m * d->V, *logp = x->logps + m * K;
+        int64_t *ids = x->offered + m * K;
+        const float *noise = c->noise ? c->noise + (m / x->X * c->depths + x->depths[m]) * d->V : NULL;
         for (int64_t i = 0; noise && i < d->V; i++) row[i] += noise[i];
         best_of(row, d->V, K, logp, ids);
         float all = log_sum_exp(row, d->V, logp[0]);
@@ -86,15 +127,20 @@ void draft_offer(const struct drafter *d, const struct round *c, const float *f,
             ids[k] = d->target_ids[ids[k]];
             logp[k] -= all;
         }
-        confidence[m] = expf(logp[0]);
+        x->confidence[m] = expf(logp[0]);
     }
-    free(scores);
+}
+
+// What features f [R][H] offer, the roots' for instance: one row of each request.
+void draft_offer(const struct drafter *d, const struct round *c, const struct forward *x, const float *f) {
+    struct room room = {x->workspace, 0};
+    offer(d, c, x, f, sheet_in(&room, d, c, x).rest);
 }
 
 // Second looks ask with the query and, through the lens, with their node's feature. e, g: [R][X][H].
-static void ask(const struct drafter *d, const struct round *c, const struct forward *x, float *e, float *g) {
+static void ask(const struct drafter *d, const struct round *c, const struct forward *x, const struct sheet *s) {
     int64_t H = d->H, L = x->X - x->F;
-    float *read = malloc(c->R * L * 3 * H * sizeof *read), *seen = read + c->R * L * H;
+    float *e = s->e, *g = s->g, *read = s->rest, *seen = read + c->R * L * H;
     for (int64_t i = 0; i < c->R * L; i++) {
         int64_t row = (i / L * x->X + x->F + i % L) * H;
         if (c->query) memcpy(e + row, c->query, H * sizeof *e);
@@ -110,7 +156,6 @@ static void ask(const struct drafter *d, const struct round *c, const struct for
             }
         }
     }
-    free(read);
 }
 
 // Everything before a root's column is visible to all rows of its round.
@@ -125,39 +170,31 @@ static void look(const struct round *c, const struct forward *x, int64_t W, uint
 
 // The block over new rows of the round; their features are kept for the forwards to come.
 void draft_forward(const struct drafter *d, const struct round *c, const struct forward *x) {
-    int64_t H = d->H, D = c->D, X = x->X, M = c->R * X, W = c->length + x->Y - 1, first = x->Y - X;
-    int64_t floats = M * (2 * H + 2 * D) + scratch_size(M, H, c->A, c->G, D, c->I);
-    float *g = malloc(floats * sizeof *g), *e = g + M * H, *cos = e + M * H, *sin = cos + M * D;
-    int64_t *columns = malloc(M * sizeof *columns);
-    uint8_t *visible = malloc(M * W);
+    int64_t H = d->H, D = c->D, X = x->X, M = c->R * X, first = x->Y - X;
+    struct room room = {x->workspace, 0};
+    struct sheet s = sheet_in(&room, d, c, x);
+    struct pass p = pass_of(d, c, x);
     struct place places[d->count];
     for (int64_t m = 0; m < M; m++) {
         int64_t r = m / X, i = m % X, position = c->roots[r] + x->depths[m] + (i < x->F ? 0 : c->query_ahead);
-        memcpy(g + m * H, c->features + (r * c->room + x->feature_rows[m]) * H, H * sizeof *g);
-        memcpy(e + m * H, d->embedding + x->tokens[m] * H, H * sizeof *e);
-        memcpy(cos + m * D, c->cos + position * D, D * sizeof *cos);
-        memcpy(sin + m * D, c->sin + position * D, D * sizeof *sin);
-        columns[m] = c->roots[r] + first + i;
+        memcpy(s.g + m * H, c->features + (r * c->room + x->feature_rows[m]) * H, H * sizeof *s.g);
+        memcpy(s.e + m * H, d->embedding + x->tokens[m] * H, H * sizeof *s.e);
+        memcpy(s.cos + m * D, c->cos + position * D, D * sizeof *s.cos);
+        memcpy(s.sin + m * D, c->sin + position * D, D * sizeof *s.sin);
+        s.columns[m] = c->roots[r] + first + i;
     }
-    if (x->F < X) ask(d, c, x, e, g);
-    look(c, x, W, visible);
+    if (x->F < X) ask(d, c, x, &s);
+    look(c, x, p.W, s.visible);
     for (int64_t i = 0; i < d->count; i++) {
         places[i] = c->places[i];
-        places[i].visible = visible;
+        places[i].visible = s.visible;
     }
-    struct pass p = {
-        .R = c->R, .N = X, .H = H, .A = c->A, .G = c->G, .D = D, .I = c->I, .C = c->C, .W = W,
-        .slots = c->slots, .columns = columns, .cos = cos, .sin = sin, .x = g, .e = e, .scratch = sin + M * D,
-        .scale = 1.f / sqrtf(D),
-    };
+    p.columns = s.columns, p.cos = s.cos, p.sin = s.sin, p.x = s.g, p.e = s.e, p.workspace = s.rest;
     run_layers(d->layers, places, d->count, &p);
     for (int64_t m = 0; m < M; m++) {
         float *f = c->features + (m / X * c->room + first + m % X) * H;
-        if (d->norm_output) rms_norm(g + m * H, d->norm, H, d->eps, g + m * H);
-        memcpy(f, g + m * H, H * sizeof *f);
+        if (d->norm_output) rms_norm(s.g + m * H, d->norm, H, d->eps, s.g + m * H);
+        memcpy(f, s.g + m * H, H * sizeof *f);
     }
-    draft_offer(d, c, g, X, x->depths, x->K, x->offered, x->logps, x->confidence);
-    free(visible);
-    free(columns);
-    free(g);
+    offer(d, c, x, s.g, s.rest);
 }

@@ -15,47 +15,11 @@ from torch import Tensor
 
 from secondguess.engine.slots import SlotCache
 from secondguess.kernels.build import library
-from secondguess.kernels.decoder import CompiledLayer, PlaceStruct, Weights, address
+from secondguess.kernels.decoder import CompiledLayer
 from secondguess.kernels.linear import CompactLinear
+from secondguess.kernels.structs import DrafterStruct, ForwardStruct, PlaceStruct, RoundStruct, Weights, address
+from secondguess.kernels.workspace import Workspace
 from secondguess.tree.rows import DraftRows, Offers
-
-SIZES = ("A", "G", "D", "I")  # of a layer
-
-
-class DrafterStruct(ctypes.Structure):
-    """``struct drafter``"""
-
-    _fields_ = (
-        *((name, ctypes.c_int64) for name in ("H", "V", "count")),
-        *((name, ctypes.c_void_p) for name in ("embedding", "norm")),
-        ("eps", ctypes.c_float),
-        ("norm_output", ctypes.c_int64),
-        *((name, Weights) for name in ("head", "lens")),
-        *((name, ctypes.c_void_p) for name in ("layers", "target_ids")),
-    )
-
-
-class RoundStruct(ctypes.Structure):
-    """``struct round``"""
-
-    _fields_ = (
-        *((name, ctypes.c_int64) for name in ("R", "room", "C", "length", *SIZES)),
-        *((name, ctypes.c_void_p) for name in ("slots", "roots", "features", "cos", "sin", "noise")),
-        ("depths", ctypes.c_int64),
-        ("query", ctypes.c_void_p),
-        ("query_ahead", ctypes.c_int64),
-        ("places", ctypes.c_void_p),
-    )
-
-
-class ForwardStruct(ctypes.Structure):
-    """``struct forward``"""
-
-    _fields_ = (
-        *((name, ctypes.c_int64) for name in ("X", "F", "Y", "K")),
-        *((name, ctypes.c_void_p) for name in ("tokens", "feature_rows", "depths", "visible")),
-        *((name, ctypes.c_void_p) for name in ("offered", "logps", "confidence")),
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +46,6 @@ class CompiledDrafter:
         target_ids: Tensor,
     ) -> CompiledDrafter:
         """``norm`` [H], ``target_ids`` int64 [V]; all in float32 but for packed weights."""
-        assert embedding.dtype == torch.float32
-        assert embedding.is_contiguous()
         pointers = (ctypes.c_void_p * len(layers))(*(ctypes.addressof(layer.struct) for layer in layers))
         struct = DrafterStruct(
             H=norm.numel(),
@@ -93,10 +55,10 @@ class CompiledDrafter:
             norm=address(norm),
             eps=eps,
             norm_output=norm_output,
-            head=Weights.of(head),
-            lens=Weights.of(lens) if lens else Weights(),
+            head=head.struct(),
+            lens=lens.struct() if lens else Weights(),
             layers=ctypes.addressof(pointers),
-            target_ids=address(target_ids),
+            target_ids=address(target_ids, torch.int64),
         )
         return cls(struct, layers, head, lens, (pointers, embedding, norm, target_ids))
 
@@ -118,6 +80,7 @@ class CompiledRound:
         noise_RDV: Tensor | None,
         query: Tensor | None,
         query_ahead: int,
+        workspace: Workspace,
     ) -> None:
         """``roots_R``: the roots' columns, which are their positions, too; ``length``: one more than the last of them.
 
@@ -125,7 +88,8 @@ class CompiledRound:
         negated. ``query`` [H] stands where second looks would have their token's embedding, ``query_ahead`` positions
         further than their node. All contiguous.
         """
-        self.lib, self.drafter = library(), drafter
+        assert cache.dtype == torch.float32
+        self.lib, self.drafter, self.workspace = library(), drafter, workspace
         num_requests, hidden = f_root_RH.shape
         self.features_RYH = torch.empty(num_requests, room, hidden)
         self.features_RYH[:, 0] = f_root_RH
@@ -137,8 +101,8 @@ class CompiledRound:
             C=cache.num_columns,
             length=length,
             **drafter.layers[0].sizes,
-            slots=address(slots_R),
-            roots=address(roots_R),
+            slots=address(slots_R, torch.int64),
+            roots=address(roots_R, torch.int64),
             features=address(self.features_RYH),
             cos=address(rotation[0]),
             sin=address(rotation[1]),
@@ -154,20 +118,34 @@ class CompiledRound:
         num_requests = self.struct.R
         f_RH, depths_R = self.features_RYH[:, 0].contiguous(), torch.zeros(num_requests, dtype=torch.int64)
         offers = empty_offers(num_requests, 1, width)
-        out = map(address, (offers.tokens_RXK, offers.logps_RXK, offers.confidence_RX))
-        pointers = ctypes.byref(self.drafter.struct), ctypes.byref(self.struct)
-        self.lib.draft_offer(*pointers, address(f_RH), 1, address(depths_R), width, *out)
+        task = ForwardStruct(X=1, F=1, Y=1, K=width, depths=address(depths_R, torch.int64), **written(offers))
+        self.lib.draft_offer(*self.with_room(task), address(f_RH))
         return offers
 
     def forward(self, rows: DraftRows, width: int) -> Offers:
         """What new rows of the round offer, ``width`` tokens each, level 0 and level 1 in one batch."""
         r, x, y = rows.visible_RXY.shape
-        read = [t.contiguous() for t in (rows.tokens_RX, rows.feature_rows_RX, rows.depths_RX, rows.visible_RXY)]
-        offers = empty_offers(r, x, width)
-        written = (offers.tokens_RXK, offers.logps_RXK, offers.confidence_RX)
-        task = ForwardStruct(x, rows.num_level0, y, width, *map(address, (*read, *written)))
-        self.lib.draft_forward(ctypes.byref(self.drafter.struct), ctypes.byref(self.struct), ctypes.byref(task))
+        numbers = [t.contiguous() for t in (rows.tokens_RX, rows.feature_rows_RX, rows.depths_RX)]
+        visible_RXY, offers = rows.visible_RXY.contiguous(), empty_offers(r, x, width)
+        read = (*(address(t, torch.int64) for t in numbers), address(visible_RXY, torch.bool))
+        task = ForwardStruct(x, rows.num_level0, y, width, *read, **written(offers))
+        self.lib.draft_forward(*self.with_room(task))
         return offers
+
+    def with_room(self, task: ForwardStruct) -> tuple[object, object, object]:
+        """The drafter, the round, and the task once it has memory to work in."""
+        pointers = ctypes.byref(self.drafter.struct), ctypes.byref(self.struct), ctypes.byref(task)
+        task.workspace = self.workspace.of(self.lib.draft_room(*pointers))
+        return pointers
+
+
+def written(offers: Offers) -> dict[str, int | None]:
+    """Where a forward leaves its offers."""
+    return {
+        "offered": address(offers.tokens_RXK, torch.int64),
+        "logps": address(offers.logps_RXK),
+        "confidence": address(offers.confidence_RX),
+    }
 
 
 def empty_offers(num_requests: int, num_rows: int, width: int) -> Offers:

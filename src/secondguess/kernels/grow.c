@@ -7,7 +7,6 @@
 
 #include <math.h>
 #include <stdint.h>
-#include <stdlib.h>
 #include <string.h>
 
 struct table {
@@ -23,6 +22,7 @@ struct table {
     float *confidence;  // [R][P]
     uint8_t *waiting_valid;  // [R][P]
     int64_t *left;  // [R]: second looks that a draft may still take
+    int64_t *places;  // [C]: of a request's candidates in its final tree
 };
 
 struct rows {
@@ -33,6 +33,10 @@ struct rows {
 };
 
 enum { DEPTH_SHIFT = 52, PARENT_SHIFT = 32 };
+
+// As Python has them: `build.py` compares.
+const int64_t size_of_table = sizeof(struct table), size_of_rows = sizeof(struct rows);
+const int64_t depth_shift = DEPTH_SHIFT, parent_shift = PARENT_SHIFT;
 
 static int64_t depth_of(int64_t key) { return key >> DEPTH_SHIFT; }
 static int64_t parent_of(int64_t key) { return key >> PARENT_SHIFT & ((1 << (DEPTH_SHIFT - PARENT_SHIFT)) - 1); }
@@ -260,7 +264,7 @@ void grow_absorb(struct table *t, const struct rows *x, const int64_t *tokens, f
 // score may be above its parent's: then the best ones are a tree.
 void grow_cut(const struct table *t, const int64_t *budgets, int64_t N, int64_t *tokens, int64_t *parents,
               int64_t *depths, int64_t *levels, float *out_scores, uint8_t *valid) {
-    int64_t count = num_candidates(t), best[N], *place = malloc(count * sizeof *place);
+    int64_t count = num_candidates(t), best[N], *place = t->places;
     for (int64_t r = 0; r < t->R; r++) {
         const float *scores = t->scores + r * t->C;
         const int64_t *keys = t->keys + r * t->C;
@@ -287,5 +291,4 @@ void grow_cut(const struct table *t, const int64_t *budgets, int64_t N, int64_t 
             out_scores[at] = -INFINITY;
         }
     }
-    free(place);
 }

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from secondguess.config import Reconsider, TreeConfig
 from secondguess.kernels.build import BuildError, library
-from secondguess.kernels.decoder import address
+from secondguess.kernels.structs import CANDIDATES, RowsStruct, TableStruct, address
 from secondguess.tree.candidates import Candidates
 from secondguess.tree.grow import grow
 from secondguess.tree.guide import Fixed, Guide
@@ -23,34 +23,6 @@ from secondguess.tree.rows import DraftRows, Offers, Root
 from secondguess.types import DraftTree
 
 Grow = Callable[[TreeConfig, Root, Callable[[DraftRows], Offers], Guide | None], DraftTree]
-
-CANDIDATES = {
-    "keys": torch.int64,
-    "logps": torch.float32,
-    "scores": torch.float32,
-    "holders": torch.int64,
-    "fresh": torch.bool,
-    "forwarded": torch.bool,
-}
-WAITING = ("waiting", "waiting_rows", "confidence", "waiting_valid")
-
-
-class TableStruct(ctypes.Structure):
-    """``struct table``"""
-
-    _fields_ = (
-        *((name, ctypes.c_int64) for name in ("R", "C", "Y", "K", "P", "num_rows", "num_waiting")),
-        *((name, ctypes.c_void_p) for name in (*CANDIDATES, "lineage", "own", *WAITING, "left")),
-    )
-
-
-class RowsStruct(ctypes.Structure):
-    """``struct rows``"""
-
-    _fields_ = (
-        *((name, ctypes.c_int64) for name in ("F", "E", "M")),
-        *((name, ctypes.c_void_p) for name in ("nodes", "tokens", "feature_rows", "depths", "visible", "valid")),
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,14 +54,16 @@ class Table:
             "confidence": torch.empty(num_requests, waiting),
             "waiting_valid": torch.empty(num_requests, waiting, dtype=torch.bool),
             "left": torch.empty(num_requests, dtype=torch.int64),
+            "places": torch.empty(num_candidates, dtype=torch.int64),
         }
         pointers = {name: tensor.data_ptr() for name, tensor in (self.candidates | self.others).items()}
         sizes = {"R": num_requests, "C": num_candidates, "Y": self.room, "K": config.offer_width, "P": waiting}
         self.struct = TableStruct(**sizes, **pointers)
-        read = contiguous(root.tokens_R, offers.tokens_RXK, offers.logps_RXK, offers.confidence_RX)
-        look = config.reconsider
+        tokens_R, read = root.tokens_R.contiguous(), contiguous(offers)
+        roots, look = address(tokens_R, torch.int64), config.reconsider
         most_looks = look.reconsider_cap or config.num_steps * config.num_reconsider
-        self.lib.grow_plant(ctypes.byref(self.struct), *map(address, read), look.root_eligible, most_looks)
+        pointers = (roots, *addresses(*read))
+        self.lib.grow_plant(ctypes.byref(self.struct), *pointers, look.root_eligible, most_looks)
 
     def pool(self) -> Candidates:
         """What there is so far."""
@@ -108,7 +82,8 @@ class Table:
         visible_RXY = torch.empty(r, x, self.struct.num_rows + x, dtype=torch.bool)
         valid_RX = torch.empty(r, x, dtype=torch.bool)
         nodes_RX, tokens_RX, feature_rows_RX, depths_RX = numbers_4RX
-        pointers = (*map(address, numbers_4RX), address(visible_RXY), address(valid_RX))
+        numbers = (address(numbers_RX, torch.int64) for numbers_RX in numbers_4RX)
+        pointers = (*numbers, address(visible_RXY, torch.bool), address(valid_RX, torch.bool))
         struct = RowsStruct(num_level0, extra, num_level1, *pointers)
         from_level0 = look.child_feature == "level0"
         self.lib.grow_lay(*by_reference(self.struct, struct), look.threshold, from_level0, look.see_own_level0)
@@ -117,10 +92,9 @@ class Table:
 
     def absorb(self, laid: Laid, offers: Offers) -> None:
         """Add what the forward over ``laid`` offers. Level 1 goes first: it may raise the scores level 0 builds on."""
-        look, width = self.config.reconsider, self.config.offer_width
-        read = contiguous(offers.tokens_RXK, offers.logps_RXK.clone(), offers.confidence_RX)
-        refined = look.refined_offer_width or width
-        self.lib.grow_absorb(*by_reference(self.struct, laid.struct), *map(address, read), refined)
+        refined = self.config.reconsider.refined_offer_width or self.config.offer_width
+        read = contiguous(replace(offers, logps_RXK=offers.logps_RXK.clone()))
+        self.lib.grow_absorb(*by_reference(self.struct, laid.struct), *addresses(*read), refined)
         self.last_offers = offers.tokens_RXK[0].numel()
 
     def cut(self, budgets: list[int]) -> DraftTree:
@@ -128,7 +102,8 @@ class Table:
         r, n = self.struct.R, 1 + max(budgets)
         numbers_4RN, scores_RN = torch.empty(4, r, n, dtype=torch.int64), torch.empty(r, n)
         valid_RN, sizes = torch.empty(r, n, dtype=torch.bool), (ctypes.c_int64 * r)(*budgets)
-        out = (*map(address, numbers_4RN), address(scores_RN), address(valid_RN))
+        numbers = (address(numbers_RN, torch.int64) for numbers_RN in numbers_4RN)
+        out = (*numbers, address(scores_RN), address(valid_RN, torch.bool))
         self.lib.grow_cut(ctypes.byref(self.struct), sizes, n, *out)
         tokens_RN, parents_RN, depths_RN, levels_RN = numbers_4RN
         deepest = self.config.num_steps
@@ -162,8 +137,12 @@ def takes(config: TreeConfig) -> bool:
     return all(getattr(config.reconsider, name) == getattr(Reconsider(), name) for name in rules)
 
 
-def contiguous(*tensors: Tensor) -> list[Tensor]:
-    return [tensor.contiguous() for tensor in tensors]
+def contiguous(offers: Offers) -> tuple[Tensor, Tensor, Tensor]:
+    return offers.tokens_RXK.contiguous(), offers.logps_RXK.contiguous(), offers.confidence_RX.contiguous()
+
+
+def addresses(tokens_RXK: Tensor, logps_RXK: Tensor, confidence_RX: Tensor) -> tuple[int | None, ...]:
+    return address(tokens_RXK, torch.int64), address(logps_RXK), address(confidence_RX)
 
 
 def by_reference(*structs: ctypes.Structure) -> Iterable[object]:

@@ -13,32 +13,37 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from secondguess.errors import UserError
-from secondguess.kernels.build import library
-
-GROUP = 32  # inputs that share a scale, as in llama.cpp's Q8_0 and Q4_1
-PACK = 8  # inputs in a word of four-bit weights
+from secondguess.kernels.build import constant, library
+from secondguess.kernels.structs import GROUP, PACK, Weights, address
 
 
 class CompactLinear(nn.Module):
-    """``x [..., K] -> [..., N]``, float32. Keeps no other copy of the weight.
+    """``x [..., K] -> [..., N]``, float32. Keeps no other copy of the weight than ``packed``.
 
     ``form`` is one of ``FORMS``; int8 and int4 need K to be a multiple of GROUP. An output is a sum over the inputs in
     ascending order, so its bits do not depend on the other rows. Raises BuildError where the kernel cannot be compiled.
     """
 
+    packed: Tensor
+
     def __init__(self, linear: nn.Linear, form: str) -> None:
         super().__init__()
         if form in EXPANSIONS and linear.in_features % GROUP:
             raise UserError(f"{form} weights need multiples of {GROUP} inputs, a layer has {linear.in_features}")
-        self.bias, self.shape, self.code = linear.bias, tuple(linear.weight.shape), list(FORMS).index(form)
-        self._kernel = library().linear
-        self.packed = pack(linear.weight.detach(), form, library().block_size())
+        self.bias, self.shape = linear.bias, tuple(linear.weight.shape)
+        self.code, self._kernel = constant(f"form_{form}"), library().linear
+        self.register_buffer("packed", pack(linear.weight.detach(), form, constant("block_size")), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         x, (n, k) = x.contiguous(), self.shape
         y = x.new_empty(*x.shape[:-1], n)
-        self._kernel(self.code, x.data_ptr(), x.numel() // k, k, n, self.packed.data_ptr(), y.data_ptr())
+        self._kernel(self.code, address(x), x.numel() // k, k, n, self.packed.data_ptr(), y.data_ptr())
         return y if self.bias is None else y + self.bias
+
+    def struct(self) -> Weights:
+        """As the compiled code reads it, while this is kept."""
+        outputs, inputs = self.shape
+        return Weights(self.code, inputs, outputs, self.packed.data_ptr(), address(self.bias))
 
 
 class CompactNorm(nn.Module):
@@ -51,7 +56,7 @@ class CompactNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x, k = x.contiguous(), len(self.weight)
         y = torch.empty_like(x)
-        self._kernel(x.data_ptr(), x.numel() // k, k, self.weight.data_ptr(), self.eps, y.data_ptr())
+        self._kernel(address(x), x.numel() // k, k, address(self.weight), self.eps, y.data_ptr())
         return y
 
 
@@ -93,7 +98,7 @@ def divided(w: Tensor, scales: Tensor) -> Tensor:
 
 
 def pack(weight_NK: Tensor, form: str, block_size: int) -> Tensor:
-    """The bytes that ``linear.c`` reads."""
+    """The bytes that ``linear.h`` reads."""
     return FORMS[form](weight_NK.float(), block_size)
 
 
@@ -131,7 +136,6 @@ def raw(x: Tensor) -> Tensor:
     return x.contiguous().view(torch.uint8)
 
 
-# In the order of ``linear.c``.
 FORMS: dict[str, Callable[[Tensor, int], Tensor]] = {
     "float32": pack_float32,
     "bfloat16": pack_bfloat16,

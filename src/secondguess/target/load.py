@@ -11,10 +11,12 @@ from typing import Any
 
 import torch
 from huggingface_hub import snapshot_download
+from torch import nn
 
 from secondguess.errors import UserError, did_you_mean
 from secondguess.target.gguf import converted
 from secondguess.target.hf import HFTarget, check_family
+from secondguess.target.linear import can_pack
 from secondguess.target.pretrained import CODE, Pretrained, read_config
 from secondguess.target.quiet import quiet_transformers
 
@@ -51,7 +53,21 @@ def load_target(
     numbers, form = (WHOLE[dtype], "float32") if whole else precision(dtype, device)
     with blamed_on(name):
         model, tokenizer = read(files, numbers)
-        return HFTarget(model.to(device), tokenizer, form)
+        model = model.to(device)
+        if can_pack(model):
+            let_go(model)
+        return HFTarget(model, tokenizer, form)
+
+
+def let_go(model: Any) -> None:
+    """Copy what outlives packing: all but the weights of the layers' products.
+
+    A model that was loaded lies in its mapped file, all of which stays in memory while anything in it is used.
+    """
+    packed_away = {id(module.weight) for module in model.base_model.modules() if isinstance(module, nn.Linear)}
+    for parameter in model.parameters():
+        if id(parameter) not in packed_away:
+            parameter.data = parameter.data.clone()
 
 
 def check_dtype(dtype: str) -> None:

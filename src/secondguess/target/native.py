@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable
 from typing import Any
 
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 from secondguess.kernels.build import BuildError
 from secondguess.kernels.decoder import CompiledLayer, run_layers, whole_vectors
 from secondguess.kernels.linear import CompactNorm
+from secondguess.kernels.workspace import Workspace
 from secondguess.target.attention import Step
 from secondguess.target.lean import joined, signed
 
@@ -27,7 +27,7 @@ class NativeDecoder:
         body, self.tap_layers = model.base_model, frozenset[int]()
         self.embedding, self.rotary = body.embed_tokens, body.rotary_emb
         self.norm = CompactNorm(body.norm.weight, body.norm.variance_epsilon)
-        self.layers = []
+        self.layers, self.workspace = [], Workspace()
         for i, layer in enumerate(body.layers):
             self.layers.append(compiled(layer, form))
             body.layers[i] = nn.Identity()
@@ -41,7 +41,7 @@ class NativeDecoder:
         cos_RN1D, sin_RN1D = signed(*self.rotary(x_RNH, step.rows.positions_RN))
         step.taps_RNH.update((layer, torch.empty_like(x_RNH)) for layer in self.tap_layers)
         rotation = cos_RN1D[:, :, 0], sin_RN1D[:, :, 0]
-        run_layers(self.layers, x_RNH, rotation, step.rows, step.cache, taps=step.taps_RNH)
+        run_layers(self.layers, x_RNH, rotation, step.rows, step.cache, self.workspace, taps=step.taps_RNH)
         return self.norm(x_RNH)
 
 
@@ -75,6 +75,5 @@ def compiles(model: Any) -> bool:
     heads = {layer.self_attn.head_dim for layer in model.base_model.layers}
     try:
         return all(whole_vectors(head_dim, model.config.intermediate_size) for head_dim in heads)
-    except BuildError as error:
-        logging.getLogger(__name__).info("no compiled layers: %s", error)
+    except BuildError:
         return False

@@ -13,24 +13,24 @@ from torch import Tensor
 
 from secondguess.tree.rows import Root
 
-_DEPTH_SHIFT, _PARENT_SHIFT = 52, 32  # token ids below 2^32, candidates below 2^20, depths below 2^11
+DEPTH_SHIFT, PARENT_SHIFT = 52, 32  # token ids below 2^32, candidates below 2^20, depths below 2^11
 
 
 def pack(depths: Tensor, parents: Tensor, tokens: Tensor) -> Tensor:
     """Depth, parent index and token in one int64: its order is the order of equal scores."""
-    return (depths << _DEPTH_SHIFT) + (parents << _PARENT_SHIFT) + tokens
+    return (depths << DEPTH_SHIFT) + (parents << PARENT_SHIFT) + tokens
 
 
 def depth_of(keys: Tensor) -> Tensor:
-    return keys >> _DEPTH_SHIFT
+    return keys >> DEPTH_SHIFT
 
 
 def parent_of(keys: Tensor) -> Tensor:
-    return (keys >> _PARENT_SHIFT) & ((1 << (_DEPTH_SHIFT - _PARENT_SHIFT)) - 1)
+    return (keys >> PARENT_SHIFT) & ((1 << (DEPTH_SHIFT - PARENT_SHIFT)) - 1)
 
 
 def token_of(keys: Tensor) -> Tensor:
-    return keys & ((1 << _PARENT_SHIFT) - 1)
+    return keys & ((1 << PARENT_SHIFT) - 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,8 @@
 //
 // M rows, K inputs, N outputs. GCC's and Clang's vector types; AVX-512 where the machine has it.
 
+#pragma once
+
 #include <omp.h>
 #include <stdint.h>
 #include <string.h>
@@ -24,6 +26,18 @@ enum { LANES = 8, WIDTH = 2 };  // 6 x 2 accumulators, 2 weights and a row's inp
 #endif
 enum { BLOCK = LANES * WIDTH, ROWS = 6, CHUNK = 64, GROUP = 32, PACK = 8, SLAB = 256, LINE = 64 };
 enum format { FLOAT32, BFLOAT16, INT8, INT4 };
+
+// What Python must know, or knows too: `build.py` compares.
+#define SHOW(name, number) const int64_t name = number
+#define SHOW_SIZE(name) SHOW(size_of_##name, sizeof(struct name))
+SHOW(lanes, LANES);
+SHOW(block_size, BLOCK);
+SHOW(group_size, GROUP);
+SHOW(pack_size, PACK);
+SHOW(form_float32, FLOAT32);
+SHOW(form_bfloat16, BFLOAT16);
+SHOW(form_int8, INT8);
+SHOW(form_int4, INT4);
 
 typedef float vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef int32_t ivec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
@@ -42,9 +56,6 @@ typedef int8_t bvec __attribute__((vector_size(LANES), aligned(1), may_alias));
 #endif
 
 static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-
-int64_t block_size(void) { return BLOCK; }
-int64_t lanes(void) { return LANES; }
 
 // Bytes of a block's weights. INT8: a group of GROUP inputs has its scales, then its weights. INT4: scales, offsets,
 // then the weights, PACK inputs of an output in a word, the first in its lowest bits.

@@ -7,10 +7,11 @@
 // R requests, N rows of each, M = R N, H hidden size, A query heads, G K/V heads, D head dimension, I intermediate
 // size, C columns of a slot, W of which may be seen.
 
-#include <math.h>
-#include <stdlib.h>
+#pragma once
 
-#include "linear.c"
+#include <math.h>
+
+#include "linear.h"
 
 enum {
     FEW_ROWS = 8,  // not worth waking the other threads for what is done to each row
@@ -41,7 +42,7 @@ struct pass {
     const float *cos, *sin;  // [M][D]; the sine's first half is negated
     float *x;  // [M][H], in and out
     const float *e;  // [M][H], for layers with a hidden_norm
-    float *scratch;  // scratch_size floats
+    char *workspace;  // layers_room bytes
     float scale;
 };
 
@@ -52,10 +53,25 @@ struct place {
     float *tap;  // [M][H]: its input is copied here, or NULL
 };
 
+SHOW_SIZE(weights);
+SHOW_SIZE(layer);
+SHOW_SIZE(pass);
+SHOW_SIZE(place);
+SHOW(most_vectors, MOST_VECTORS);
+
 static int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 
-int64_t scratch_size(int64_t M, int64_t H, int64_t A, int64_t G, int64_t D, int64_t I) {
-    return M * (most(most(2 * H, A * D), I) + H + most((A + 2 * G) * D, 2 * I));
+// Memory to work in, of which pieces are taken one after the other. Nothing is allocated here: the caller measures what
+// is taken of a room without a start, and hands so many bytes in.
+struct room {
+    char *start;
+    int64_t used;
+};
+
+static void *take(struct room *room, int64_t bytes) {
+    int64_t at = room->used;
+    room->used += (bytes + LINE - 1) / LINE * LINE;
+    return room->start ? room->start + at : NULL;
 }
 
 // Lanes are added to each other by halves.
@@ -83,6 +99,12 @@ static float dot(const float *a, const float *b, int64_t n) {
 #else
 #define EVEN 0, 2, 4, 6, 8, 10, 12, 14
 #define ODD 1, 3, 5, 7, 9, 11, 13, 15
+#endif
+
+#if defined(__clang__) || __GNUC__ >= 12
+#define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (ivec){__VA_ARGS__})
 #endif
 
 static vec smaller(vec a, vec b) {
@@ -170,8 +192,8 @@ ALWAYS_INLINE void transpose(vec *v) {
     UNROLL for (int round = 1; round < LANES; round *= 2) {
         vec w[LANES];
         UNROLL for (int i = 0; i < LANES / 2; i++) {
-            w[i] = __builtin_shufflevector(v[2 * i], v[2 * i + 1], EVEN);
-            w[i + LANES / 2] = __builtin_shufflevector(v[2 * i], v[2 * i + 1], ODD);
+            w[i] = SHUFFLE(v[2 * i], v[2 * i + 1], EVEN);
+            w[i + LANES / 2] = SHUFFLE(v[2 * i], v[2 * i + 1], ODD);
         }
         UNROLL for (int i = 0; i < LANES; i++) v[i] = w[i];
     }
@@ -265,11 +287,60 @@ ALWAYS_INLINE void average(int vectors, int heads, const float *weight, int64_t 
 
 // Where a thread attends.
 struct desk {
-    int64_t most_rows, stride;
-    int64_t *seen, *counts;  // [most_rows][W], [most_rows]
-    const float **q;  // [most_rows * heads of a group]
-    float *scores, *kt;  // [most_rows * heads of a group][stride], [D][COLUMNS]
+    int64_t stride;  // floats of a query's scores
+    int64_t *seen, *counts;  // [rows][W], [rows]: of the rows that attend together
+    const float **q;  // [rows * heads of a group]
+    float *scores, *kt;  // [rows * heads of a group][stride], [D][COLUMNS]
 };
+
+static int64_t stride_of(const struct pass *p) { return (p->W + COLUMNS - 1) / COLUMNS * COLUMNS + LANES; }
+
+// Rows that attend together, so that keys are turned once for them: as many as leave every thread work and a near cache
+// room for their scores.
+static int64_t rows_together(const struct pass *p) {
+    int64_t shares = (2 * omp_get_max_threads() + p->R * p->G - 1) / (p->R * p->G);
+    int64_t room = most(NEAR_FLOATS / (p->A / p->G * stride_of(p)), 4);
+    return least((p->N + shares - 1) / shares, room);
+}
+
+static struct desk desk_in(struct room *room, const struct pass *p, int64_t rows) {
+    struct desk d = {stride_of(p)};
+    int64_t queries = rows * (p->A / p->G);
+    d.seen = take(room, rows * p->W * sizeof *d.seen);
+    d.counts = take(room, rows * sizeof *d.counts);
+    d.q = take(room, queries * sizeof *d.q);
+    d.scores = take(room, queries * d.stride * sizeof *d.scores);
+    d.kt = take(room, p->D * COLUMNS * sizeof *d.kt);
+    return d;
+}
+
+// Where the layers of a pass work.
+struct bench {
+    float *narrow, *product, *wide;  // [M][2 H, A D or I], [M][H], [M][(A + 2 G) D or 2 I]
+    char *desks;  // one for each thread
+    int64_t desk_bytes, desk_rows;
+};
+
+static struct bench bench_in(struct room *room, const struct pass *p) {
+    int64_t M = p->R * p->N;
+    struct room one = {0};
+    struct bench b;
+    b.narrow = take(room, M * most(most(2 * p->H, p->A * p->D), p->I) * sizeof *b.narrow);
+    b.product = take(room, M * p->H * sizeof *b.product);
+    b.wide = take(room, M * most((p->A + 2 * p->G) * p->D, 2 * p->I) * sizeof *b.wide);
+    b.desk_rows = rows_together(p);
+    desk_in(&one, p, b.desk_rows);
+    b.desk_bytes = one.used;
+    b.desks = take(room, omp_get_max_threads() * b.desk_bytes);
+    return b;
+}
+
+// Bytes that `run_layers` works in.
+int64_t layers_room(const struct pass *p) {
+    struct room room = {0};
+    bench_in(&room, p);
+    return room.used;
+}
 
 // The query heads of group g in some rows of a request, from row m on.
 ALWAYS_INLINE void attend_rows(int vectors, const struct pass *p, const struct place *at, int64_t m, int64_t rows,
@@ -298,26 +369,13 @@ ALWAYS_INLINE void attend_rows(int vectors, const struct pass *p, const struct p
     }
 }
 
-// Rows that attend together, so that keys are turned once for them: as many as leave every thread work and a near cache
-// room for their scores.
-static int64_t rows_together(const struct pass *p, int64_t stride) {
-    int64_t shares = (2 * omp_get_max_threads() + p->R * p->G - 1) / (p->R * p->G);
-    int64_t room = most(NEAR_FLOATS / (p->A / p->G * stride), 4);
-    return least((p->N + shares - 1) / shares, room);
-}
-
 // qkv [M][A + 2 G][D] -> out [M][A][D]
-static void attend(const struct pass *p, const struct place *at, const float *qkv, float *out) {
-    int64_t stride = (p->W + COLUMNS - 1) / COLUMNS * COLUMNS + LANES;
-    int64_t rows = rows_together(p, stride), per = p->A / p->G;
+static void attend(const struct pass *p, const struct place *at, const struct bench *b, const float *qkv, float *out) {
+    int64_t rows = b->desk_rows;
 #pragma omp parallel
     {
-        struct desk desk = {rows, stride};
-        desk.seen = malloc(rows * (p->W + 1) * sizeof *desk.seen);
-        desk.counts = desk.seen + rows * p->W;
-        desk.q = malloc(rows * per * sizeof *desk.q);
-        desk.scores = malloc((rows * per * stride + p->D * COLUMNS) * sizeof *desk.scores);
-        desk.kt = desk.scores + rows * per * stride;
+        struct room room = {b->desks + omp_get_thread_num() * b->desk_bytes, 0};
+        struct desk desk = desk_in(&room, p, rows);
 #pragma omp for schedule(static) collapse(3)
         for (int64_t r = 0; r < p->R; r++)
             for (int64_t g = 0; g < p->G; g++)
@@ -326,12 +384,10 @@ static void attend(const struct pass *p, const struct place *at, const float *qk
                     switch (p->D / LANES) {
                         case 4: attend_rows(4, p, at, m, some, g, qkv, &desk, out); break;
                         case 8: attend_rows(8, p, at, m, some, g, qkv, &desk, out); break;
+                        case 16: attend_rows(16, p, at, m, some, g, qkv, &desk, out); break;
                         default: attend_rows(p->D / LANES, p, at, m, some, g, qkv, &desk, out);
                     }
                 }
-        free(desk.seen);
-        free(desk.q);
-        free(desk.scores);
     }
 }
 
@@ -346,10 +402,9 @@ static void gate(const struct pass *p, const float *gate_up, float *y) {
         }
 }
 
-static void run_layer(const struct layer *l, const struct pass *p, const struct place *at) {
+static void run_layer(const struct layer *l, const struct pass *p, const struct place *at, const struct bench *b) {
     int64_t M = p->R * p->N, width = (p->A + 2 * p->G) * p->D;
-    float *narrow = p->scratch, *product = narrow + M * most(most(2 * p->H, p->A * p->D), p->I);
-    float *wide = product + M * p->H;
+    float *narrow = b->narrow, *wide = b->wide;
     if (l->hidden_norm) {
         norm_rows(p, p->e, l->input_norm, l->eps, 2 * p->H, narrow);
         norm_rows(p, p->x, l->hidden_norm, l->eps, 2 * p->H, narrow + p->H);
@@ -359,17 +414,19 @@ static void run_layer(const struct layer *l, const struct pass *p, const struct 
     apply(&l->qkv, narrow, M, wide);
 #pragma omp parallel for schedule(static) if (M > FEW_ROWS)
     for (int64_t m = 0; m < M; m++) place_row(l, p, at, m, wide + m * width);
-    attend(p, at, wide, narrow);
-    add_applied(p, &l->o, narrow, product);
+    attend(p, at, b, wide, narrow);
+    add_applied(p, &l->o, narrow, b->product);
     norm_rows(p, p->x, l->post_norm, l->eps, p->H, narrow);
     apply(&l->gate_up, narrow, M, wide);
     gate(p, wide, narrow);
-    add_applied(p, &l->down, narrow, product);
+    add_applied(p, &l->down, narrow, b->product);
 }
 
 void run_layers(const struct layer *const *layers, const struct place *places, int64_t count, const struct pass *p) {
+    struct room room = {p->workspace, 0};
+    struct bench b = bench_in(&room, p);
     for (int64_t i = 0; i < count; i++) {
         if (places[i].tap) memcpy(places[i].tap, p->x, p->R * p->N * p->H * sizeof *p->x);
-        run_layer(layers[i], p, places + i);
+        run_layer(layers[i], p, places + i, &b);
     }
 }
