@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import random
-import sys
 
 import pytest
 import torch
 from torch import Tensor
 
+from secondguess import device
 from secondguess.config import Reconsider, TreeConfig
 from secondguess.drafter import speculator
 from secondguess.drafter.replayed import ReplayedSpeculator, is_static
@@ -33,15 +33,14 @@ TREE = TreeConfig(budget=12, num_steps=4, grow_width=3, offer_width=3, num_recon
 
 @pytest.fixture
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Passes are recorded, attention is PyTorch's own, walks do not ask whether they are over."""
+    """Passes are recorded, attention is PyTorch's own, nobody looks at values."""
     monkeypatch.setattr(graphs, "Graph", Traced)
     monkeypatch.setattr(graphs, "new_pool", lambda: None)
     monkeypatch.setattr(hf, "usable", lambda device: True)
     monkeypatch.setattr(hf, "compiles", lambda model: False)
     monkeypatch.setattr(speculator, "grower", lambda config, device: grow)
     monkeypatch.setattr(Step, "_plan", lambda s, q, g, w: FusedAttention(within_window(s.rows, w), q, g))
-    walk = sys.modules["secondguess.tree.walk"]  # the package gives the function that name
-    monkeypatch.setattr(walk, "may_wait", lambda tree: False)
+    monkeypatch.setattr(device, "at_hand", lambda x: False)
     monkeypatch.setattr(Traced, "made", 0)
 
 

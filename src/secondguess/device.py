@@ -43,6 +43,11 @@ def check_share(device: str, gpus: float, flag: str) -> None:
     require(gpus == 0 or device != "cpu", f"{flag} reserves GPUs, and --device cpu uses none: leave one of them out")
 
 
+def at_hand(x: Tensor) -> bool:
+    """Whether the host may look at the values at no cost: on a GPU it would wait until they are computed."""
+    return not x.is_cuda
+
+
 def upload(numbers: Any, device: torch.device | str) -> Tensor:
     """A small tensor of numbers that the host knows. Nobody waits: a copy from pageable memory would."""
     import torch

@@ -115,7 +115,7 @@ def scaling_name(rope: Mapping[str, Any]) -> str:
 
 
 def positions(p: Configured) -> Answer:
-    limit, takes, trained = p.config.max_position_embeddings, p.now.max_positions or 0, p.training.get("trained_length")
+    limit, takes, trained = p.config.max_position_embeddings, p.now.max_positions or 0, trained_length(p.training)
     if limit is not None and limit < takes:
         fix = "expect few accepted guesses past that: keep texts shorter, or train it on longer ones"
         return "warning", f"made for {limit}, the target takes {takes}", fix
@@ -126,6 +126,12 @@ def positions(p: Configured) -> Answer:
         return "unknown", f"it does not say how far it goes; the target takes {takes}", ""
     also = f"; trained on texts of up to {trained}" if trained else ""
     return "ok", f"{limit}, the target takes {takes}{also}", ""
+
+
+def trained_length(training: Mapping[str, Any]) -> int:
+    """Tokens of the longest text of this training or of those before it; 0 if it is not known."""
+    before = trained_length(training["start"]) if "start" in training else 0
+    return max(training.get("trained_length", 0), before)
 
 
 def embeddings(p: Loaded) -> Answer:

@@ -13,6 +13,7 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
+from secondguess import device
 from secondguess.device import upload
 from secondguess.engine.clock import Clock
 from secondguess.engine.logprobs import score
@@ -150,7 +151,7 @@ def verify_rows(tree: DraftTree, sequences: list[Sequence]) -> Rows:
 def chooser(logits_RNV: Tensor, positions_RN: Tensor, sampler: SamplerState, watch: Watcher | None) -> ChooseAt:
     """The target's token after each node that is walked, chosen exactly as in plain decoding, and recorded."""
     each_R = torch.arange(len(logits_RNV), device=logits_RNV.device)
-    choosy = not sampler.settings.plain and not logits_RNV.is_cuda  # a GPU does the rest before it could say which
+    choosy = not sampler.settings.plain and device.at_hand(logits_RNV)  # a GPU does all before it could say which
 
     def choose_at(node_R: Tensor, active_R: Tensor) -> Tensor:
         logits_RV, position_R = logits_RNV[each_R, node_R], positions_RN[each_R, node_R] + 1

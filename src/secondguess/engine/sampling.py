@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from secondguess import device
 from secondguess.engine.noise import gumbel
 from secondguess.engine.sampler_state import SamplerState, Settings, record
 
@@ -41,7 +42,7 @@ def perturbed(logits_RV: Tensor, state: SamplerState, positions_R: Tensor) -> Te
 def _perturb_(scores_RV: Tensor, settings: Settings, rows_S: Tensor, positions_R: Tensor) -> None:
     """A removed token needs no noise: -inf it stays. Where few are left, only theirs is evaluated."""
     scores_SV, positions_S = scores_RV[rows_S], positions_R[rows_S]
-    if settings.narrow and not scores_SV.is_cuda:  # a GPU has the noise sooner than the host their number
+    if settings.narrow and device.at_hand(scores_SV):  # a GPU has the noise sooner than the host their number
         in_S, tokens_C = (scores_SV > -torch.inf).nonzero(as_tuple=True)
         if len(tokens_C) * _FEW < scores_SV.numel():
             words = settings.seeds_S[in_S], settings.choices_S[in_S], positions_S[in_S]

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from secondguess import device as devices
 from secondguess.engine.pages import Pages
 from secondguess.types import Rows
 
@@ -100,7 +101,7 @@ class SlotCache:
         goal_RN = start_R[:, None] + offset_N
         source_RN = torch.where(offset_N < count_R[:, None], source_RN, goal_RN)
         where = slots_R[:, None].expand_as(goal_RN), source_RN, goal_RN
-        if source_RN.device.type == "cpu":
+        if devices.at_hand(source_RN):
             moves_RN = source_RN != goal_RN
             where = tuple(index_RN[moves_RN] for index_RN in where)
         slots, source, goal = where

@@ -20,7 +20,8 @@ from secondguess.errors import require
 from secondguess.target.hf import HFTarget
 from secondguess.train.config import DRAFT_VOCABULARY, TrainConfig
 
-SPENT = ("num_responses", "steps", "seconds", "wall_seconds", "num_processes", "start")  # of a training
+# Of a training.
+SPENT = ("num_responses", "trained_length", "steps", "seconds", "wall_seconds", "num_processes", "start")
 
 
 def start_drafter(target: HFTarget, config: TrainConfig, counts: Tensor) -> Drafter:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from secondguess import device
 from secondguess.types import DraftTree, Verdict
 
 
@@ -25,7 +26,7 @@ def longest_path(tree: DraftTree) -> int:
 
 def may_wait(tree: DraftTree) -> bool:
     """Whether to ask at each depth if a path goes on. A GPU does a few needless choices before it could answer."""
-    return tree.deepest is None or not tree.tokens_RN.is_cuda
+    return tree.deepest is None or device.at_hand(tree.tokens_RN)
 
 
 def walk(tree: DraftTree, choose_at: Callable[[Tensor, Tensor], Tensor]) -> Verdict:
