@@ -170,6 +170,9 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows = [{"id": str(i), "turns": [f"Say {i}."]} for i in range(1, 25)]
     for path in ("my.jsonl", *(task.file for task in TASKS.values())):
         (folder / path).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "runs" / "gpu-check").mkdir(parents=True)
+    nothing = {"record": {"machine": {"gpus": []}, "revision": "0"}}  # of a check on a GPU, with nothing measured
+    (folder / "runs" / "gpu-check" / "result.json").write_text(json.dumps(nothing))
     prompts = [f"Ask {i}." for i in range(1, 25)]  # no benchmark's
     (folder / "prompts.jsonl").write_text("".join(json.dumps({"turns": [text]}) + "\n" for text in prompts))
     (folder / "prompts.txt").write_text("".join(text + "\n" for text in prompts))
