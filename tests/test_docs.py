@@ -85,6 +85,7 @@ NOT_RUN = {
     r"\.venv/bin/python scripts/check_vllm\.py ": "runs vLLM, from an environment of its own; tests/test_vllm.py",
     r"\.venv/bin/python scripts/throughput\.py ": "loads a server for half an hour, and is only read",
     r"scripts/perf\.py ": "times the default target, and is only read",
+    r"scripts/memory\.py ": "measures the default target; tests/test_scripts.py does so for few tokens",
     r"scripts/(regimes\.py|scale\.py check) ": "takes an hour; tests/test_scripts.py cuts both short",
     r"scripts/arms\.py ": "trains four drafters; tests/test_arms.py",
     r"scripts/paper\.sh ": "takes days; test_scripts_know_what_they_are_given has it say what it would do",
