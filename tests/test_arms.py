@@ -22,6 +22,7 @@ SCRIPT = Path(__file__).parent.parent / "scripts" / "arms.py"
 CONFIG = SCRIPT.parent.parent / "configs" / "arms.yaml"
 
 
+@pytest.mark.slow
 def test_arms_are_trained_and_compared_over_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     target, *tasks = tiny_workload(tmp_path, monkeypatch)

@@ -210,6 +210,7 @@ def test_cycles_and_their_products_are_timed(
     assert (tmp_path / "perf.png").stat().st_size > 1000
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="which tells a process's memory in /proc")
 def test_memory_is_measured_beside_what_has_to_be_held(load: Load, tiny: Path, tmp_path: Path) -> None:
     memory, out = load("memory"), tmp_path / "memory.json"

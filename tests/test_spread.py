@@ -63,6 +63,7 @@ def test_two_processes_write_what_one_writes(family: str, tmp_path: Path) -> Non
         assert two["stats"]["num_cycles"] == one["stats"]["num_cycles"]
 
 
+@pytest.mark.slow
 def test_batches_and_budget_auto_are_as_in_one_process_and_an_error_ends_all(folder: Path, tmp_path: Path) -> None:
     """The first process fails in a pass that the other has begun, and would wait for it for ever."""
     out, settings = tmp_path / "two.json", os.environ | {"SECONDGUESS_CACHE": str(tmp_path)}
