@@ -48,7 +48,9 @@ def tokens_of(target: HFTarget, speculator, requests: list[Request]) -> list[lis
     return [s.token_ids for s in decode(target, speculator, requests)]
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "gemma3"])
+@pytest.mark.parametrize(
+    "family", ["llama", *(pytest.param(name, marks=pytest.mark.slow) for name in ("qwen2", "gemma3"))]
+)
 def test_texts_are_the_same(family: str, as_on_a_gpu: None, monkeypatch) -> None:
     """More requests than slots, so that they join, leave, and leave holes; all that changes scores."""
     replayed, requests = tiny_target(family), random_requests(random.Random(0), 64, 1.0, 5)

@@ -74,7 +74,7 @@ def assert_same(live: CycleTrace, replayed: CycleTrace, row: int) -> None:
     assert torch.equal(live.verdict.tokens_RD[0, :n], replayed.verdict.tokens_RD[row, :n])
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.slow), 1.0])
 @pytest.mark.parametrize("typed", ["pr", "eagle3.1", "ngram", "pr:coupled=true"])
 def test_replay_is_live_decoding_cycle_by_cycle(target, drafters, typed, temperature, tmp_path) -> None:
     params = SamplingParams(temperature=temperature, seed=3, max_tokens=40)

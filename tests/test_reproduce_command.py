@@ -316,7 +316,9 @@ def paper_commands(*args: str) -> list[list[str]]:
     return [shlex.split(line) for line in printed.stdout.splitlines()]
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3"])
+@pytest.mark.parametrize(
+    "family", ["llama", *(pytest.param(name, marks=pytest.mark.slow) for name in ("qwen3", "gemma3"))]
+)
 def test_from_weights_to_report_for_each_family_of_the_paper(family: str, tmp_path: Path, monkeypatch, capsys) -> None:
     """``scripts/paper.sh``, command by command, on a tiny model: drafters for all rows, then the plan of the report."""
     tiny_paper(tmp_path, monkeypatch, family)
