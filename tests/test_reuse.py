@@ -203,7 +203,7 @@ def test_texts_make_way_in_the_order_of_their_last_use(llama: HFTarget) -> None:
     assert (again.emitted, again.drafting) == (unaided.emitted, unaided.drafting)
     assert torch.equal(columns(s, again.num_cached), columns(fresh, again.num_cached)), "as copied"
     for gone in (a, c):
-        assert s.free.find((*gone.token_ids, 3), Speculation(), []) is None
+        assert s.free.find([*gone.token_ids, 3], Speculation(), []) is None
     last = finish(s, Request((*d.token_ids, 3), SHORT))
     assert last.num_reused >= len(d.token_ids) - 1 - MOST_BEHIND
     assert last.emitted == alone(llama, last.request).emitted
@@ -269,6 +269,6 @@ def test_no_token_depends_on_reuse(seed: int, monkeypatch) -> None:
 
 
 def test_common_tokens() -> None:
-    assert num_common((1, 2, 3), [1, 2, 4, 5]) == 2
-    assert num_common((1, 2), (1, 2, 3)) == 2
-    assert num_common((), (1,)) == 0
+    assert num_common([1, 2, 3], [1, 2, 4, 5]) == 2
+    assert num_common([1, 2], [1, 2, 3]) == 2
+    assert num_common([], [1]) == 0

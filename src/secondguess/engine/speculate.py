@@ -47,9 +47,7 @@ class Accepted:
     """What a pass added to a request: its newest tokens, and the target's states that stand before each."""
 
     slot: int
-    tokens: (
-        Tensor  # int64 [E]: accepted draft tokens and the bonus token; of a prompt, prompt[1:] + first token in parts
-    )
+    tokens: Tensor  # int64 [E]: accepted draft tokens and the bonus token; parts of a prompt: prompt[1:] + first token
     taps_ELH: Tensor  # taps of the position before each of these tokens
 
 
