@@ -84,8 +84,8 @@ def recorded() -> Generator[list[Product | Attention]]:
         num_requests, num_rows = rows.tokens_RX.shape
         if self.drafter.lens is not None and num_rows > rows.num_level0:
             count(self.drafter.lens, num_requests * (num_rows - rows.num_level0))
-        width = self.struct.length - 1 + rows.visible_RXY.shape[2]
-        count_layers(self.drafter.layers, num_requests, num_rows, width)
+        num_seen = self.struct.length - 1 + rows.visible_RXY.shape[2]
+        count_layers(self.drafter.layers, num_requests, num_rows, num_seen)
         count(self.drafter.head, num_requests * num_rows)
         return forward(self, rows, width)
 
