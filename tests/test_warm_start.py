@@ -13,6 +13,7 @@ from foreign_drafter import write_foreign
 from secondguess.drafter.checkpoint import load_drafter, save_drafter
 from secondguess.drafter.foreign import read_foreign
 from secondguess.drafter.foreign_tensors import Source
+from secondguess.drafter.look import settle
 from secondguess.drafter.settings import read_block
 from secondguess.errors import UserError
 from secondguess.testing import tiny_drafter
@@ -84,9 +85,28 @@ def test_what_may_not_fit_is_told(checkpoints, caplog) -> None:
     assert "positions: made for 64, the target takes 1024" in caplog.text
 
 
-def test_another_number_of_layers_is_refused(checkpoints) -> None:
-    with pytest.raises(UserError, match="has num_layers=1, not 2: set num_layers"):
-        tiny_run(checkpoints, "run", method="pr", warm_start=str(checkpoints / "eagle3.1"), num_layers=2)
+def test_a_further_layer_starts_as_the_identity(checkpoints) -> None:
+    target, folder = float32_target(), str(checkpoints / "eagle3.1")
+    one = load_drafter(checkpoints / "eagle3.1", target.embedding, target.spec.num_layers)
+    run = tiny_run(checkpoints, "run", method="eagle3.1", warm_start=folder, num_layers=2, lr=1e-3)
+    two, e, g = run.drafter, target.embedding[:5].clone(), target.embedding[5:10].clone()
+    assert len(two.blocks) == 2
+
+    def feature(drafter):
+        return drafter.block(e, g, torch.arange(5), lambda layer, q, k, v: q)
+
+    assert torch.equal(feature(two), feature(one))
+    run.run()
+    exported = load_drafter(run.folder.drafter, target.embedding, target.spec.num_layers)
+    assert exported.config.num_layers == 2
+    assert exported.blocks[1].mlp.down_proj.weight.any()
+    assert exported.blocks[1].self_attn.o_proj.weight.any()
+
+
+def test_fewer_layers_are_refused(checkpoints) -> None:
+    tiny_run(checkpoints, "two", method="eagle3.1", num_layers=2).run()
+    with pytest.raises(UserError, match="has num_layers=2, more than 1: set num_layers"):
+        tiny_run(checkpoints, "run", method="pr", warm_start=str(checkpoints / "two" / "drafter"))
 
 
 def test_another_vocabulary_is_refused(checkpoints) -> None:
@@ -103,6 +123,18 @@ def test_a_lens_that_does_nothing_yet_joins_a_drafter_without_one(checkpoints) -
     run.run()
     exported = load_drafter(run.folder.drafter, run.drafter.embedding, run.drafter.config.target_num_layers)
     assert exported.lens.weight.any()
+
+
+def test_a_correction_that_does_nothing_yet_leaves_level_1_at_level_0(checkpoints) -> None:
+    folder = str(checkpoints / "eagle3.1")
+    run = tiny_run(checkpoints, "run", method="pr", warm_start=folder, correction=True, shared_loss="none")
+    f = run.drafter.embed(torch.arange(5))
+    assert torch.equal(settle(run.drafter, f, 2 * f), f)
+    run.run()
+    exported = load_drafter(run.folder.drafter, run.drafter.embedding, run.drafter.config.target_num_layers)
+    assert exported.config.correction
+    assert exported.config.lens
+    assert not torch.equal(settle(exported, f, 2 * f), f)
 
 
 def test_a_self_query_is_kept_by_pr_and_dropped_by_eagle(checkpoints) -> None:

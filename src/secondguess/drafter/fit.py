@@ -6,17 +6,11 @@ from typing import Any
 
 from torch import Tensor
 
-from secondguess.config import DrafterConfig, SecondLook
+from secondguess.config import DrafterConfig
 
 
-def drafter_config(
-    model: Any,
-    draft_vocab_size: int,
-    second_look: SecondLook | None = None,
-    num_layers: int = 1,
-    lens: bool = False,
-) -> DrafterConfig:
-    """Layers shaped like the target's. ``second_look`` and ``lens``: see ``DrafterConfig``."""
+def drafter_config(model: Any, draft_vocab_size: int, **network: Any) -> DrafterConfig:
+    """Layers shaped like the target's. ``network``: what else ``DrafterConfig`` takes, such as ``num_layers``."""
     c = model.config
     return DrafterConfig(
         hidden_size=c.hidden_size,
@@ -30,10 +24,8 @@ def drafter_config(
         target_num_layers=c.num_hidden_layers,
         rope_theta=rope_theta(c.rope_parameters),
         rms_norm_eps=c.rms_norm_eps,
-        num_layers=num_layers,
-        second_look=second_look,
-        lens=lens,
         max_position_embeddings=c.max_position_embeddings,
+        **network,
     )
 
 

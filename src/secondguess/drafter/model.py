@@ -23,6 +23,7 @@ from secondguess.engine.slots import SlotCache
 from secondguess.target.fingerprint import embedding_fingerprint
 from secondguess.types import Rows
 
+OWN = ("lens", "correction")
 Rotation = tuple[Tensor, Tensor]  # cos and sin, [..., 1, D / 2] each
 # Number of a layer, q, k, v of its rows -> what they attend to, [..., A, D].
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
@@ -133,6 +134,8 @@ class Drafter(nn.Module):
             self.self_query = nn.Parameter(torch.zeros(config.hidden_size))
         if config.lens:
             self.lens = nn.Linear(config.hidden_size, 2 * config.hidden_size, bias=False)
+        if config.correction:
+            self.correction = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
         self.register_buffer("embedding", embedding, persistent=False)
         self.register_buffer("target_ids", target_ids, persistent=False)
         self.rope_rates = rope_rates(config).to(embedding.device)
@@ -146,6 +149,11 @@ class Drafter(nn.Module):
         super()._apply(fn, recurse)
         self.rope_rates = self.rope_rates.to(self.embedding.device)
         return self
+
+    @property
+    def own_matrices(self) -> dict[str, nn.Linear]:
+        """Those that only second looks use, by name."""
+        return {name: child for name, child in self.named_children() if name in OWN and isinstance(child, nn.Linear)}
 
     def fuse(self, taps: Tensor) -> Tensor:
         """Feature of a position from the target's tapped states: [..., L, target hidden] -> [..., H]."""
@@ -201,22 +209,36 @@ def initialise(drafter: Drafter, head_rows: Tensor, final_norm_gain: Tensor, see
     The head starts as the target's rows with the target's final norm weight folded in (M's own norm stays 1), and the
     block's output projections start small. Without both, a second pass of M starts far from its first.
     """
-    g = torch.Generator().manual_seed(seed)
-    for name, p in drafter.named_parameters():
-        if p.dim() == 2 and name != "lm_head.weight":
-            small = name.endswith(("o_proj.weight", "down_proj.weight"))
-            p.normal_(0.0, (0.1 if small else 1.0) * p.shape[1] ** -0.5, generator=g)
+    start_matrices(drafter, 0.1, torch.Generator().manual_seed(seed), spared="lm_head.weight")
     drafter.lm_head.weight.copy_(head_rows * final_norm_gain)
     start_level1(drafter)
 
 
 @torch.no_grad()
+def start_further(drafter: Drafter, num_known: int, seed: int) -> None:
+    """Start the layers after the first ``num_known`` as the identity: they add nothing yet."""
+    g = torch.Generator().manual_seed(seed)
+    for layer in drafter.blocks[num_known:]:
+        start_matrices(layer, 0.0, g)
+
+
+@torch.no_grad()
+def start_matrices(module: nn.Module, share: float, g: torch.Generator, spared: str = "") -> None:
+    """Of the usual size, but those that write to the residual stream only a ``share`` of it."""
+    for name, p in module.named_parameters():
+        if p.dim() == 2 and name != spared:
+            small = name.endswith(("o_proj.weight", "down_proj.weight"))
+            p.normal_(0.0, (share if small else 1.0) * p.shape[1] ** -0.5, generator=g)
+
+
+@torch.no_grad()
 def start_level1(drafter: Drafter) -> None:
-    """Start what is level 1's own: the lens at zero, so that a second look starts as the paper's.
+    """Start what is level 1's own: the lens at zero, so that a second look starts as the paper's, or the correction, so
+    that it starts as level 0.
 
     The self-query starts at the mean embedding, the most neutral token; zero would be undefined under the input norm.
     """
-    if drafter.config.lens:
-        drafter.lens.weight.zero_()
+    for matrix in drafter.own_matrices.values():
+        matrix.weight.zero_()
     if drafter.config.has_self_query:
         drafter.self_query.copy_(drafter.embedding.mean(dim=0))

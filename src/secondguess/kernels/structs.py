@@ -72,6 +72,7 @@ class DrafterStruct(ctypes.Structure):
         *sizes("norm_output"),
         ("head", Weights),
         ("lens", Weights),
+        ("correction", Weights),
         *pointers("layers", "target_ids"),
     )
 

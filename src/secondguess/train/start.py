@@ -12,7 +12,7 @@ from torch import Tensor
 from secondguess.drafter.checkpoint import check_target, load_checkpoint
 from secondguess.drafter.checks import examine, warn
 from secondguess.drafter.fit import drafter_config, final_norm_gain, head_rows
-from secondguess.drafter.model import Drafter, initialise, start_level1
+from secondguess.drafter.model import Drafter, initialise, start_further, start_level1
 from secondguess.drafter.settings import read_block, read_settings
 from secondguess.drafter.shipped import find_drafter, public_name
 from secondguess.drafter.vocab import choose_vocab
@@ -33,9 +33,7 @@ def start_drafter(target: HFTarget, config: TrainConfig, counts: Tensor) -> Draf
 
 def new_drafter(target: HFTarget, config: TrainConfig, target_ids: Tensor) -> Drafter:
     """A drafter for ``target`` at its start point."""
-    shape = drafter_config(
-        target.model, config.draft_vocab_size, config.second_look, config.num_layers, config.has_lens
-    )
+    shape = drafter_config(target.model, config.draft_vocab_size, **config.network)
     drafter = Drafter(shape, target.embedding.detach().float().cpu(), target_ids)
     initialise(drafter, head_rows(target.head_weight, target_ids), final_norm_gain(target.model), config.seed)
     return drafter
@@ -44,25 +42,27 @@ def new_drafter(target: HFTarget, config: TrainConfig, target_ids: Tensor) -> Dr
 def warm_drafter(target: HFTarget, config: TrainConfig) -> Drafter:
     """The drafter that ``warm_start`` names, with its vocabulary.
 
-    What level 1 has of its own and it lacks is a new drafter's, what the method has no use for is dropped. Raises
-    UserError if there is no such drafter, or it does not fit the target or the settings.
+    What level 1 has of its own and it lacks is a new drafter's, what the method has no use for is dropped; layers that
+    it lacks start as the identity. Raises UserError if there is no such drafter, or it does not fit the target or the
+    settings.
     """
     embedding = target.embedding.detach().float().cpu()
     folder = find_drafter(config.warm_start, config.warm_start, embedding)
     checkpoint = load_checkpoint(folder, embedding, target.spec.num_layers)
     warn(folder, examine(checkpoint, target.facts, embedding))
     found = checkpoint.drafter
-    other = f"drafter {folder} has num_layers={found.config.num_layers}, not {config.num_layers}"
-    require(found.config.num_layers == config.num_layers, f"{other}: set num_layers, or start from another")
+    other = f"drafter {folder} has num_layers={found.config.num_layers}, more than {config.num_layers}"
+    require(found.config.num_layers <= config.num_layers, f"{other}: set num_layers, or start from another")
     other = f"drafter {folder} offers {found.config.draft_vocab_size} tokens, not {config.draft_vocab_size}"
     kept = config.draft_vocab_size in (found.config.draft_vocab_size, DRAFT_VOCABULARY)
     require(kept, f"{other}, and keeps its vocabulary: leave draft_vocab_size out, or start from another")
-    shape = replace(found.config, second_look=config.second_look, lens=config.has_lens)
+    shape = replace(found.config, **config.network)
     drafter = Drafter(shape, found.embedding, found.target_ids)
     drafter.target_embedding = found.target_embedding
     drafter.tap_index = tuple(range(shape.num_taps))  # it is fed what it reads and nothing else: see tap_layers_of
     start_level1(drafter)
-    drafter.load_state_dict(found.state_dict(), strict=False)  # only level 1's own may differ
+    start_further(drafter, found.config.num_layers, config.seed)
+    drafter.load_state_dict(found.state_dict(), strict=False)  # only level 1's own and further layers may differ
     return drafter
 
 
@@ -93,7 +93,7 @@ def unlike_new(drafter: Drafter, target: HFTarget, config: TrainConfig) -> dict[
     Another import of the same weights is another start point.
     """
     c = drafter.config
-    shape = drafter_config(target.model, c.draft_vocab_size, config.second_look, config.num_layers, config.has_lens)
+    shape = drafter_config(target.model, c.draft_vocab_size, **config.network)
     new = asdict(replace(shape, max_position_embeddings=c.max_position_embeddings))  # which changes no number
     return {name: value for name, value in asdict(c).items() if value != new[name]} or None
 

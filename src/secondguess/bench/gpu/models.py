@@ -91,7 +91,7 @@ def random_target(shape: ModelShape, dtype: torch.dtype, device: torch.device) -
 
 def random_drafter(shape: ModelShape, target: HFTarget) -> Drafter:
     """Layers shaped like the target's, as they are trained."""
-    config: DrafterConfig = drafter_config(target.model, shape.draft_vocab_size, SecondLook())
+    config: DrafterConfig = drafter_config(target.model, shape.draft_vocab_size, second_look=SecondLook())
     torch.manual_seed(1)
     with target.spec.device:
         drafter = Drafter(config, target.embedding, torch.arange(shape.draft_vocab_size))
