@@ -66,15 +66,13 @@ LOOKS = [
 
 @pytest.mark.parametrize("draw", [GREEDY, Draw(1.0, 3)])
 @pytest.mark.parametrize("look", LOOKS)
-@pytest.mark.parametrize(
-    "changed", [{}, {"num_layers": 2}, {"lens": True}, {"correction": True}, {"norm_output": False}]
-)
+@pytest.mark.parametrize("changed", [{}, {"num_layers": 2}, {"lens": True}, {"norm_output": False}])
 def test_it_computes_what_pytorch_computes(target, changed: dict[str, Any], look: Reconsider, draw: Draw) -> None:
     base = tiny_drafter(target)
     drafter = Drafter(replace(base.config, **changed), target.embedding, base.target_ids)
     initialise(drafter, head_rows(target.head_weight, base.target_ids), final_norm_gain(target.model), 0)
-    for matrix in drafter.own_matrices.values():
-        torch.nn.init.normal_(matrix.weight, std=0.3)
+    if "lens" in changed:
+        torch.nn.init.normal_(drafter.lens.weight, std=0.3)
     slow = forwards(speculator(target, drafter, 3, reconsider=look, coupled=not draw.greedy), target, PROMPTS, draw)
     drafter.native = native_block(drafter, "float32")
     native = speculator(target, drafter, 3, reconsider=look, coupled=not draw.greedy)

@@ -13,7 +13,6 @@ from foreign_drafter import write_foreign
 from secondguess.drafter.checkpoint import load_drafter, save_drafter
 from secondguess.drafter.foreign import read_foreign
 from secondguess.drafter.foreign_tensors import Source
-from secondguess.drafter.look import settle
 from secondguess.drafter.settings import read_block
 from secondguess.errors import UserError
 from secondguess.testing import tiny_drafter
@@ -123,18 +122,6 @@ def test_a_lens_that_does_nothing_yet_joins_a_drafter_without_one(checkpoints) -
     run.run()
     exported = load_drafter(run.folder.drafter, run.drafter.embedding, run.drafter.config.target_num_layers)
     assert exported.lens.weight.any()
-
-
-def test_a_correction_that_does_nothing_yet_leaves_level_1_at_level_0(checkpoints) -> None:
-    folder = str(checkpoints / "eagle3.1")
-    run = tiny_run(checkpoints, "run", method="pr", warm_start=folder, correction=True, shared_loss="none")
-    f = run.drafter.embed(torch.arange(5))
-    assert torch.equal(settle(run.drafter, f, 2 * f), f)
-    run.run()
-    exported = load_drafter(run.folder.drafter, run.drafter.embedding, run.drafter.config.target_num_layers)
-    assert exported.config.correction
-    assert exported.config.lens
-    assert not torch.equal(settle(exported, f, 2 * f), f)
 
 
 def test_a_self_query_is_kept_by_pr_and_dropped_by_eagle(checkpoints) -> None:

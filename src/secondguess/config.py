@@ -173,7 +173,6 @@ class DrafterConfig:
     num_layers: int = 1  # of M; EAGLE-3.1 has one
     second_look: SecondLook | None = None  # that level 1 was trained with; None: there is only level 0
     lens: bool = False  # level 1 reads level 0's feature through a matrix of its own; not in the paper
-    correction: bool = False  # level 1 adds M's output to level 0's feature, through another matrix; not in the paper
     fc_norm: bool = True  # a norm for each tapped state, before they are joined
     norm_before_fc: bool = False  # one norm for all of them, joined
     norm_before_residual: bool = False  # the block adds to the normed feature, not to the raw one
@@ -190,8 +189,7 @@ class DrafterConfig:
     @property
     def level1_tensors(self) -> tuple[str, ...]:
         """Names of the parameters that only second looks use."""
-        matrices = ("lens.weight",) * self.lens + ("correction.weight",) * self.correction
-        return ("self_query",) * self.has_self_query + matrices
+        return ("self_query",) * self.has_self_query + ("lens.weight",) * self.lens
 
     @property
     def num_taps(self) -> int:

@@ -71,21 +71,20 @@ def tiny_drafter(
     look: SecondLook | None = None,
     num_layers: int = 1,
     lens: bool = False,
-    correction: bool = False,
 ) -> Drafter:
     """A random drafter for a tiny target, with half of its vocabulary, in its dtype.
 
     ``reconsideration``: as if level 1 had been trained, with second looks of the kind ``look`` (the default kind), and
-    with a lens and a correction if they are asked for.
+    with a lens if there is one.
     """
     vocab_size = target.spec.vocab_size
     generator = torch.Generator().manual_seed(seed)
     target_ids = torch.randperm(vocab_size, generator=generator)[: vocab_size // 2].sort().values
     learnt = (look or SecondLook()) if reconsideration else None
-    network = {"second_look": learnt, "num_layers": num_layers, "lens": lens, "correction": correction}
+    network = {"second_look": learnt, "num_layers": num_layers, "lens": lens}
     shape = drafter_config(target.model, len(target_ids), **network)
     drafter = Drafter(shape, target.embedding, target_ids)
     initialise(drafter, head_rows(target.head_weight, target_ids), final_norm_gain(target.model), seed)
-    for matrix in drafter.own_matrices.values():
-        torch.nn.init.normal_(matrix.weight, std=0.1, generator=generator)
+    if lens:
+        torch.nn.init.normal_(drafter.lens.weight, std=0.1, generator=generator)
     return drafter.to(target.spec.device, target.spec.dtype).eval().requires_grad_(False)

@@ -82,10 +82,8 @@ def recorded() -> Generator[list[Product | Attention]]:
 
     def of_rows(self: CompiledRound, rows: DraftRows, width: int) -> Offers:
         num_requests, num_rows = rows.tokens_RX.shape
-        if num_rows > rows.num_level0:
-            for own in (self.drafter.lens, self.drafter.correction):
-                if own is not None:
-                    count(own, num_requests * (num_rows - rows.num_level0))
+        if self.drafter.lens is not None and num_rows > rows.num_level0:
+            count(self.drafter.lens, num_requests * (num_rows - rows.num_level0))
         num_seen = self.struct.length - 1 + rows.visible_RXY.shape[2]
         count_layers(self.drafter.layers, num_requests, num_rows, num_seen)
         count(self.drafter.head, num_requests * num_rows)

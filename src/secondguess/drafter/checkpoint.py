@@ -3,8 +3,7 @@
     config.json            see ``settings``: LlamaForCausalLMEagle3 with fc_norm and norm_output (EAGLE-3.1)
     model.safetensors      fc, fc_norm.*, midlayer.*, norm, lm_head, d2t, t2d; embed_tokens if it is not the target's;
                            layers.1.* where there is a second layer (num_hidden_layers 2)
-    reconsider/query.safetensors     what only second looks use: self_query [hidden], lens.weight [2 hidden, hidden],
-                           correction.weight [hidden, hidden]
+    reconsider/query.safetensors     what only second looks use: self_query [hidden], lens.weight [2 hidden, hidden]
 
 Stock engines load it as EAGLE-3.1. Unknown or missing tensors, and settings of another network, are errors here. The
 ``speculators`` form is read, too.

@@ -32,11 +32,6 @@ def ask(drafter: Drafter, look: SecondLook, e: Tensor, f: Tensor) -> tuple[Tenso
     return asked + to_e, f + to_f
 
 
-def settle(drafter: Drafter, f: Tensor, again: Tensor) -> Tensor:
-    """f' of feature ``f``, of which M made ``again`` at a second look. [..., H] each."""
-    return f + drafter.correction(again) if drafter.config.correction else again
-
-
 def offer(
     drafter: Drafter,
     config: TreeConfig,

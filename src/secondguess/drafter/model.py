@@ -23,7 +23,6 @@ from secondguess.engine.slots import SlotCache
 from secondguess.target.fingerprint import embedding_fingerprint
 from secondguess.types import Rows
 
-OWN = ("lens", "correction")
 Rotation = tuple[Tensor, Tensor]  # cos and sin, [..., 1, D / 2] each
 # Number of a layer, q, k, v of its rows -> what they attend to, [..., A, D].
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
@@ -134,8 +133,6 @@ class Drafter(nn.Module):
             self.self_query = nn.Parameter(torch.zeros(config.hidden_size))
         if config.lens:
             self.lens = nn.Linear(config.hidden_size, 2 * config.hidden_size, bias=False)
-        if config.correction:
-            self.correction = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
         self.register_buffer("embedding", embedding, persistent=False)
         self.register_buffer("target_ids", target_ids, persistent=False)
         self.rope_rates = rope_rates(config).to(embedding.device)
@@ -149,11 +146,6 @@ class Drafter(nn.Module):
         super()._apply(fn, recurse)
         self.rope_rates = self.rope_rates.to(self.embedding.device)
         return self
-
-    @property
-    def own_matrices(self) -> dict[str, nn.Linear]:
-        """Those that only second looks use, by name."""
-        return {name: child for name, child in self.named_children() if name in OWN and isinstance(child, nn.Linear)}
 
     def fuse(self, taps: Tensor) -> Tensor:
         """Feature of a position from the target's tapped states: [..., L, target hidden] -> [..., H]."""
@@ -233,12 +225,11 @@ def start_matrices(module: nn.Module, share: float, g: torch.Generator, spared: 
 
 @torch.no_grad()
 def start_level1(drafter: Drafter) -> None:
-    """Start what is level 1's own: the lens at zero, so that a second look starts as the paper's, or the correction, so
-    that it starts as level 0.
+    """Start what is level 1's own: the lens at zero, so that a second look starts as the paper's.
 
     The self-query starts at the mean embedding, the most neutral token; zero would be undefined under the input norm.
     """
-    for matrix in drafter.own_matrices.values():
-        matrix.weight.zero_()
+    if drafter.config.lens:
+        drafter.lens.weight.zero_()
     if drafter.config.has_self_query:
         drafter.self_query.copy_(drafter.embedding.mean(dim=0))

@@ -26,7 +26,7 @@ class NativeBlock:
     """``Drafter.block`` of packed weights."""
 
     def __init__(self, drafter: Drafter, form: str) -> None:
-        """Takes layers, head, norms and level 1's matrices over, and drops the layers there. ``form``: of the weights.
+        """Takes layers, head, lens and norms over; the layers are dropped there. ``form``: of the weights.
 
         Raises BuildError where it cannot compile.
         """
@@ -36,10 +36,10 @@ class NativeBlock:
         drafter.set_submodule("midlayer", nn.Identity())
         drafter.layers.clear()
         drafter.blocks = ()
-        matrices = {"lm_head": drafter.lm_head} | drafter.own_matrices
-        packed = {name: CompactLinear(matrix, form) for name, matrix in matrices.items()}
-        for name, matrix in packed.items():
-            drafter.set_submodule(name, matrix)
+        head, lens = CompactLinear(drafter.lm_head, form), CompactLinear(drafter.lens, form) if c.lens else None
+        drafter.set_submodule("lm_head", head)
+        if lens:
+            drafter.set_submodule("lens", lens)
         for name, module in list(drafter.named_modules()):
             if isinstance(module, RMSNorm):
                 drafter.set_submodule(name, CompactNorm(module.weight, c.rms_norm_eps))
@@ -49,9 +49,8 @@ class NativeBlock:
             norm=drafter.norm.weight,
             eps=c.rms_norm_eps,
             norm_output=c.norm_output,
-            head=packed["lm_head"],
-            lens=packed.get("lens"),
-            correction=packed.get("correction"),
+            head=head,
+            lens=lens,
             target_ids=drafter.target_ids,
         )
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from secondguess.config import TreeConfig
-from secondguess.drafter.look import ask, offer, settle
+from secondguess.drafter.look import ask, offer
 from secondguess.drafter.model import Drafter
 from secondguess.engine.slots import SlotCache
 from secondguess.target.attention import FusedAttention
@@ -112,13 +112,11 @@ class Round:
         drafter = self.passes.drafter
         hidden = self.features_RYH.shape[-1]
         g_RXH = self.features_RYH.gather(1, rows.feature_rows_RX[..., None].expand(-1, -1, hidden))
-        e_RXH, again = drafter.embed(rows.tokens_RX), slice(rows.num_level0, None)
-        first_RMH = g_RXH[:, again].clone()
+        e_RXH = drafter.embed(rows.tokens_RX)
         if rows.num_level0 < e_RXH.shape[1]:
-            look = self.passes.config.reconsider
-            e_RXH[:, again], g_RXH[:, again] = ask(drafter, look, e_RXH[:, again], first_RMH)
+            again, look = slice(rows.num_level0, None), self.passes.config.reconsider
+            e_RXH[:, again], g_RXH[:, again] = ask(drafter, look, e_RXH[:, again], g_RXH[:, again])
         f_RXH = self.passes.run(self.place(rows), e_RXH, g_RXH)
-        f_RXH = torch.cat([f_RXH[:, : rows.num_level0], settle(drafter, first_RMH, f_RXH[:, again])], dim=1)
         self.features_RYH = torch.cat([self.features_RYH, f_RXH], dim=1)
         return self.offers(f_RXH, rows.depths_RX, rows.known_tokens_RMK)
 

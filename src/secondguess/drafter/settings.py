@@ -47,12 +47,9 @@ OURS = {
     "flags": dict,
     "own_embedding": bool,
     "lens": bool,
-    "correction": bool,
 }
 # Drafters that were written before the block held these are EAGLE-3.1.
-BEFORE: dict[str, Any] = {
-    "flags": FLAGS, "own_embedding": False, "tap_layers": None, "lens": False, "correction": False,
-}  # fmt: skip
+BEFORE: dict[str, Any] = {"flags": FLAGS, "own_embedding": False, "tap_layers": None, "lens": False}
 
 
 def to_json(config: DrafterConfig, fingerprint: str, notes: dict[str, Any]) -> dict[str, Any]:
@@ -77,7 +74,6 @@ def to_json(config: DrafterConfig, fingerprint: str, notes: dict[str, Any]) -> d
             "reconsideration": config.second_look is not None,
             "second_look": shape["second_look"],
             "lens": config.lens,
-            "correction": config.correction,
             "flags": {key: shape[key] for key in FLAGS},
             "own_embedding": config.own_embedding,
             "tap_layers": shape["tap_layers"],
@@ -132,7 +128,7 @@ def read_settings(folder: Path) -> tuple[DrafterConfig, dict[str, Any]]:
     return DrafterConfig(
         num_layers=shape.pop("num_hidden_layers"),
         **shape,
-        **{key: ours[key] for key in ("target_num_layers", "own_embedding", "lens", "correction")},
+        **{key: ours[key] for key in ("target_num_layers", "own_embedding", "lens")},
         second_look=read_second_look(ours, path),
         tap_layers=read_taps(config, ours, path),
         rope_scaling=read_scaling(config, ours, path),

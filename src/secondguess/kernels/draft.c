@@ -12,7 +12,7 @@ struct drafter {
     const float *norm;  // [H]: of the output
     float eps;
     int64_t norm_output;  // whether a feature is normed before it is fed back; the head always reads it so
-    struct weights head, lens, correction;  // no lens, no correction: `packed` is NULL
+    struct weights head, lens;  // no lens: `packed` is NULL
     const struct layer *const *layers;
     const int64_t *target_ids;  // [V]
 };
@@ -48,7 +48,7 @@ struct sheet {
     float *e, *g, *cos, *sin;  // [M][H], [M][H], [M][D], [M][D]
     int64_t *columns;  // [M]
     uint8_t *visible;  // [M][W]
-    void *rest;  // for second looks, for the layers, for second looks again, for what is offered
+    void *rest;  // for second looks, then for the layers, then for what is offered
 };
 
 static struct pass pass_of(const struct drafter *d, const struct round *c, const struct forward *x) {
@@ -158,20 +158,6 @@ static void ask(const struct drafter *d, const struct round *c, const struct for
     }
 }
 
-// The block's output y [R][X][H] at second looks, through the correction, is added to their node's feature.
-static void settle(const struct drafter *d, const struct round *c, const struct forward *x, float *y, float *room) {
-    int64_t H = d->H, L = x->X - x->F;
-    float *read = room, *found = read + c->R * L * H;
-    for (int64_t i = 0; i < c->R * L; i++)
-        memcpy(read + i * H, y + (i / L * x->X + x->F + i % L) * H, H * sizeof *y);
-    apply(&d->correction, read, c->R * L, found);
-    for (int64_t i = 0; i < c->R * L; i++) {
-        int64_t row = i / L * x->X + x->F + i % L;
-        const float *f = c->features + (i / L * c->room + x->feature_rows[row]) * H;
-        for (int64_t h = 0; h < H; h++) y[row * H + h] = f[h] + found[i * H + h];
-    }
-}
-
 // Everything before a root's column is visible to all rows of its round.
 static void look(const struct round *c, const struct forward *x, int64_t W, uint8_t *visible) {
     for (int64_t m = 0; m < c->R * x->X; m++) {
@@ -205,9 +191,10 @@ void draft_forward(const struct drafter *d, const struct round *c, const struct 
     }
     p.columns = s.columns, p.cos = s.cos, p.sin = s.sin, p.x = s.g, p.e = s.e, p.workspace = s.rest;
     run_layers(d->layers, places, d->count, &p);
-    for (int64_t m = 0; m < M && d->norm_output; m++) rms_norm(s.g + m * H, d->norm, H, d->eps, s.g + m * H);
-    if (x->F < X && d->correction.packed) settle(d, c, x, s.g, s.rest);
-    for (int64_t m = 0; m < M; m++)
-        memcpy(c->features + (m / X * c->room + first + m % X) * H, s.g + m * H, H * sizeof *s.g);
+    for (int64_t m = 0; m < M; m++) {
+        float *f = c->features + (m / X * c->room + first + m % X) * H;
+        if (d->norm_output) rms_norm(s.g + m * H, d->norm, H, d->eps, s.g + m * H);
+        memcpy(f, s.g + m * H, H * sizeof *f);
+    }
     offer(d, c, x, s.g, s.rest);
 }

@@ -30,7 +30,6 @@ class CompiledDrafter:
     layers: Sequence[CompiledLayer]
     head: CompactLinear
     lens: CompactLinear | None
-    correction: CompactLinear | None
     kept: tuple[object, ...]
 
     @classmethod
@@ -44,7 +43,6 @@ class CompiledDrafter:
         norm_output: bool,
         head: CompactLinear,
         lens: CompactLinear | None,
-        correction: CompactLinear | None,
         target_ids: Tensor,
     ) -> CompiledDrafter:
         """``norm`` [H], ``target_ids`` int64 [V]; all in float32 but for packed weights."""
@@ -59,11 +57,10 @@ class CompiledDrafter:
             norm_output=norm_output,
             head=head.struct(),
             lens=lens.struct() if lens else Weights(),
-            correction=correction.struct() if correction else Weights(),
             layers=ctypes.addressof(pointers),
             target_ids=address(target_ids, torch.int64),
         )
-        return cls(struct, layers, head, lens, correction, (pointers, embedding, norm, target_ids))
+        return cls(struct, layers, head, lens, (pointers, embedding, norm, target_ids))
 
 
 class CompiledRound:

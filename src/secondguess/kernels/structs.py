@@ -72,7 +72,6 @@ class DrafterStruct(ctypes.Structure):
         *sizes("norm_output"),
         ("head", Weights),
         ("lens", Weights),
-        ("correction", Weights),
         *pointers("layers", "target_ids"),
     )
 

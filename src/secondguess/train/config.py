@@ -17,9 +17,7 @@ from secondguess.train.recipe import RECIPES, Recipe
 
 # Settings that some methods have no use for.
 LOOK = tuple(f.name for f in fields(SecondLook))
-LEVEL1 = (
-    "level1_weight", "rho", "attach", "carry", "balance", "balance_weight", "lens", "correction", "shared_loss", *LOOK,
-)  # fmt: skip
+LEVEL1 = ("level1_weight", "rho", "attach", "carry", "balance", "balance_weight", "lens", "shared_loss", *LOOK)
 DRAFT_VOCABULARY = 4096
 TOP_K = ("top_k", "top_k_weight")
 # Defaults before these: files that a run has written in full name them also where they change nothing.
@@ -72,9 +70,6 @@ class TrainConfig:
     )
     query_rope: Literal["same", "next"] = option("same", "position of a second look: its node's own, or one further")
     lens: bool = option(True, "a second look reads its node's feature through a matrix of its own (not in the paper)")
-    correction: bool = option(
-        False, "a second look adds what it finds to its node's feature, through a matrix of its own (not in the paper)"
-    )
     shared_loss: Literal["auto", "both", "level0", "none"] = option(
         "auto",
         "whose loss moves the weights that both levels use; level0: they become those of eagle3.1, bit for bit; none: "
@@ -150,9 +145,7 @@ class TrainConfig:
         self._refuse(("attach",), f"{what} keeps level 1's gradient from level 0")
         self._refuse(("balance", "balance_weight"), f"{what} leaves the balance to nobody")
         require(self.parallel == "replicate", f"{what} keeps whole weights on every process: take parallel=replicate")
-        of_level1 = (
-            f"{what} leaves nothing to train of level 1: take correction=true, lens=true or query_slot=self_query"
-        )
+        of_level1 = f"{what} leaves nothing to train of level 1: take lens=true or query_slot=self_query"
         require(self.has_own_weights, of_level1)
         if self.taught_by == "level0":
             require(self.carry == "off", f"{what} needs carry=off: a carried feature would teach level 0")
@@ -174,13 +167,13 @@ class TrainConfig:
     @property
     def network(self) -> dict[str, Any]:
         """What the method asks of the drafter, as ``DrafterConfig`` names it."""
-        own = {name: getattr(self, name) and self.recipe.level1 for name in ("lens", "correction")}
-        return {"num_layers": self.num_layers, "second_look": self.second_look, **own}
+        lens = self.lens and self.recipe.level1
+        return {"num_layers": self.num_layers, "second_look": self.second_look, "lens": lens}
 
     @property
     def has_own_weights(self) -> bool:
         """Whether level 1 has some."""
-        return self.lens or self.correction or self.query_slot == "self_query"
+        return self.lens or self.query_slot == "self_query"
 
     @property
     def taught_by(self) -> Literal["both", "level0", "none"]:

@@ -44,7 +44,7 @@ def forward_flops(c: DrafterConfig, length: int, prompt_len: int, num_steps: int
     finish = 2 * attended * c.hidden_size + 2 * 3 * c.hidden_size * c.intermediate_size  # of one layer
     fuse = 2 * c.num_taps * c.target_hidden_size * c.hidden_size
     head = 2 * c.hidden_size * c.draft_vocab_size
-    own = 2 * c.hidden_size * (2 * c.lens + c.correction) * c.hidden_size
+    lens = 2 * c.hidden_size * 2 * c.hidden_size if c.lens else 0
     # At step 0: features, their keys in every layer, and all but the last layer to the end.
     lower_layers = below * (finish + 4 * attended * length)
     level0, level1 = length * (fuse + project + lower_layers), 0.0
@@ -52,7 +52,7 @@ def forward_flops(c: DrafterConfig, length: int, prompt_len: int, num_steps: int
         last = finish + 4 * attended * keys
         look = project + c.num_layers * last + head
         level0 += rows * (look if j else last + head)
-        level1 += rho * rows * (look + own)
+        level1 += rho * rows * (look + lens)
     return level0, level1
 
 

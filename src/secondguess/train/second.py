@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from secondguess.config import SecondLook
-from secondguess.drafter.look import ask, settle
+from secondguess.drafter.look import ask
 from secondguess.drafter.model import Drafter
 from secondguess.train.chunks import by_chunks
 from secondguess.train.head import Head, Reading
@@ -46,7 +46,7 @@ def look_again(drafter: Drafter, head: Head, drafts: Drafts, first: Reading, rec
 
 
 def second_features(drafter: Drafter, drafts: Drafts, looked_Y: Tensor, reconsider: Reconsider) -> Tensor:
-    """f' [Y, H]: M of what ``ask`` makes of f, which sees what level 0 saw, its keys, and itself; then ``settle``d."""
+    """f' [Y, H] = M(what ``ask`` makes of f), which sees what level 0 saw, level 0's own keys, and itself."""
     look, seen = reconsider.look, drafts.seen.take(looked_Y)
     f_YH = lean(drafts.f_XH[looked_Y], reconsider.attach)
 
@@ -56,7 +56,7 @@ def second_features(drafter: Drafter, drafts: Drafts, looked_Y: Tensor, reconsid
     e_YH, g_YH = by_chunks(asked, drafter.config.draft_vocab_size, drafts.e_XH[looked_Y], f_YH)
     position_Y = drafts.position_X[looked_Y] + (1 if look.query_rope == "next" else 0)
     seen = seen if look.see_own_level0 else seen.without_newest()
-    return settle(drafter, f_YH, forward(drafter, e_YH, g_YH, position_Y, seen)[0])
+    return forward(drafter, e_YH, g_YH, position_Y, seen)[0]
 
 
 def lean(f: Tensor, attach: float) -> Tensor:
