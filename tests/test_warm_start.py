@@ -102,6 +102,12 @@ def test_a_further_layer_starts_as_the_identity(checkpoints) -> None:
     assert exported.blocks[1].self_attn.o_proj.weight.any()
 
 
+def test_a_further_layer_that_would_learn_nothing_is_refused(checkpoints) -> None:
+    settings = {"method": "pr", "warm_start": str(checkpoints / "eagle3.1"), "shared_loss": "none"}
+    with pytest.raises(UserError, match="has num_layers=1: more would learn nothing"):
+        tiny_run(checkpoints, "run", num_layers=2, **settings)
+
+
 def test_fewer_layers_are_refused(checkpoints) -> None:
     tiny_run(checkpoints, "two", method="eagle3.1", num_layers=2).run()
     with pytest.raises(UserError, match="has num_layers=2, more than 1: set num_layers"):

@@ -53,6 +53,9 @@ def warm_drafter(target: HFTarget, config: TrainConfig) -> Drafter:
     found = checkpoint.drafter
     other = f"drafter {folder} has num_layers={found.config.num_layers}, more than {config.num_layers}"
     require(found.config.num_layers <= config.num_layers, f"{other}: set num_layers, or start from another")
+    idle = f"shared_loss=none leaves layers as they are, and drafter {folder} has num_layers={found.config.num_layers}"
+    added = found.config.num_layers < config.num_layers
+    require(not (added and config.taught_by == "none"), f"{idle}: more would learn nothing, leave num_layers at that")
     other = f"drafter {folder} offers {found.config.draft_vocab_size} tokens, not {config.draft_vocab_size}"
     kept = config.draft_vocab_size in (found.config.draft_vocab_size, DRAFT_VOCABULARY)
     require(kept, f"{other}, and keeps its vocabulary: leave draft_vocab_size out, or start from another")
