@@ -10,6 +10,7 @@ import pytest
 
 from dead_pid import dead_pid
 from secondguess.atomic import replacing, replacing_folder, sweep, temporary_name
+from secondguess.commands.stamped import stamped
 
 
 def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
@@ -47,3 +48,12 @@ def test_a_folder_is_the_old_one_or_the_new_one(tmp_path: Path) -> None:
         (temporary / "half" / "of it").touch()
     assert [path.name for path in folder.iterdir()] == ["new"]
     assert [path.name for path in tmp_path.iterdir()] == ["drafter"]
+
+
+def test_folders_called_after_one_second_differ(tmp_path: Path) -> None:
+    made = [stamped(tmp_path, "bench")]
+    for _ in range(30):  # within a second, or two
+        made[-1].mkdir()
+        made.append(stamped(tmp_path, "bench"))
+    assert len(set(made)) == 31
+    assert not made[-1].exists()

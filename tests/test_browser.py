@@ -169,9 +169,8 @@ def test_trees_can_be_paused_and_stepped_through(page: Page) -> None:
     assert which.text_content() == f"cycle 1 of {count}"
     page.locator("#log").press("p")
     assert page.locator("#pause").text_content() == "Pause"
-    expect(which).not_to_have_text(
-        re.compile(r"^cycle [12] of"), timeout=5000
-    )  # which of those behind is seen, chance says
+    # Which of the cycles behind is seen, chance says.
+    expect(which).not_to_have_text(re.compile(r"^cycle [12] of"), timeout=5000)
     page.locator("#pause").click()
     assert page.locator("#pause").text_content() == "Play"
     assert "12 guesses after " in (page.locator("#said").text_content() or "")

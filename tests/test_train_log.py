@@ -159,6 +159,12 @@ def test_curves_show_every_level_and_step(tmp_path) -> None:
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_one_evaluation_is_seen_and_a_tau_that_was_not_measured_has_no_panel() -> None:
+    loss, top1 = draw([LINE | {"held_out_tau": None, "held_out_tau_m0": None}]).axes
+    assert [line.get_marker() for line in (*loss.lines, *top1.lines)] == ["o", "o", "s", "s"] * 2
+    assert top1.get_xlabel() == "step"
+
+
 def test_numbers_of_a_line_by_name() -> None:
     found = dict(scalars(LINE | {"held_out_tau": None}))
     assert found["held_out/loss0/1"] == 3.25

@@ -13,6 +13,7 @@ from secondguess.atomic import check_folder
 from secondguess.bench.peers.known import KNOWN
 from secondguess.commands.progress import progress
 from secondguess.commands.record import add_json, make_record, passport, write_json
+from secondguess.commands.stamped import stamped
 from secondguess.commands.workload import add_workload, check, comma_separated
 from secondguess.errors import require
 from secondguess.lock import locked
@@ -45,14 +46,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from rich.console import Console
 
-    from secondguess.commands.bench_run import default_folder, make_bench, open_store
+    from secondguess.commands.bench_run import make_bench, open_store
     from secondguess.commands.compare import load
 
     methods, prompts = check(args)
     record, stderr = make_record(), Console(stderr=True, highlight=False)
     target = load(args.target, args.dtype, args.device, args.trust_remote_code)
     bench = make_bench(args, target, methods, prompts, stderr)
-    folder = args.out or default_folder()
+    folder = args.out or stamped(Path("runs"), "bench")
     check_folder(folder)
     own = args.json and args.json.absolute().parent == folder.absolute() and args.json.name in FILES
     require(not own, f"--json {args.json} is a file of the run folder itself: name another file")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import tempfile
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -85,10 +84,6 @@ def peer_drafter(name: str, drafter: str | None, target: HFTarget) -> str | None
         return str(run(find_drafter, drafter, wanted, target.embedding))
     shipped = run(shipped_for, target.embedding).get(wanted)
     return None if shipped is None else str(shipped)
-
-
-def default_folder() -> Path:
-    return Path("runs") / f"bench-{datetime.now():%Y%m%d-%H%M%S}"
 
 
 def open_store(args: argparse.Namespace, folder: Path, target: HFTarget, bench: Bench, record: dict[str, Any]) -> Store:

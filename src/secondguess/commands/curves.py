@@ -13,7 +13,8 @@ from secondguess.atomic import replacing
 
 Line = dict[str, Any]
 GREYS = ("0", "0.35", "0.55", "0.7", "0.8")  # of the unroll steps, the last for all further ones
-DASHES = ("-", "--")  # of the levels
+DASHES = ("o-", "s--")  # of the levels; a run that was evaluated once has points alone
+TAUS = (("held_out_tau", "ok-", "as served"), ("held_out_tau_m0", "ok--", "without second looks"))
 
 
 def save_curves(lines: Sequence[Line], path: Path) -> None:
@@ -23,18 +24,20 @@ def save_curves(lines: Sequence[Line], path: Path) -> None:
 
 
 def draw(lines: Sequence[Line]) -> Figure:
-    figure = Figure(figsize=(8, 9), layout="constrained")
-    loss, top1, tau = figure.subplots(3, sharex=True)
+    """Loss and top-1, and the acceptance length if it was measured."""
+    measured = any(line.get(name) is not None for line in lines for name, *_ in TAUS)
+    figure = Figure(figsize=(8, 9 if measured else 6), layout="constrained")
+    loss, top1, *rest = figure.subplots(3 if measured else 2, sharex=True)
     levels(loss, lines, "loss")
     levels(top1, lines, "top1_")
-    loss.set_ylabel("held-out loss\n(dark: unroll step 0; dashed: level 1)")
+    loss.set_ylabel("held-out loss\n(dark: unroll step 0; dashed, squares: level 1)")
     top1.set_ylabel("held-out top-1")
-    taus = (("held_out_tau", "ok-", "as served"), ("held_out_tau_m0", "ok--", "without second looks"))
-    for name, style, label in taus:
-        curve(tau, [(line["step"], line.get(name)) for line in lines], style, label)
-    tau.set_ylabel("held-out acceptance length")
-    tau.set_xlabel("step")
-    for axes in (loss, tau):
+    for tau in rest:
+        for name, style, label in TAUS:
+            curve(tau, [(line["step"], line.get(name)) for line in lines], style, label)
+        tau.set_ylabel("held-out acceptance length")
+    figure.axes[-1].set_xlabel("step")
+    for axes in (loss, *rest):
         if axes.get_legend_handles_labels()[0]:
             axes.legend()
     return figure

@@ -5,7 +5,6 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +12,7 @@ from secondguess.commands.record import write_json
 from secondguess.commands.reproduce_report import write_report
 from secondguess.commands.reproduce_run import live_job, replay_job, run_job
 from secondguess.commands.show_reproduce import print_check, print_plan, print_report
+from secondguess.commands.stamped import stamped
 from secondguess.errors import UserError
 from secondguess.reproduce.cells import At, Cell
 from secondguess.reproduce.check import agrees, sample
@@ -83,7 +83,7 @@ def check_again(world: World, console: Console) -> int:
     """
     cells, records = cells_of(world.args.what, world.scope), Records(world, world.args.out / "records")
     chosen = sample(outcomes_of(cells, records), world.args.check_seed)
-    folder = world.args.out / f"check-{datetime.now():%Y%m%d-%H%M%S}"
+    folder = stamped(world.args.out, "check")
     anew = replace(world, args=world.with_args(out=folder), texts=folder / "texts")
     again = Records(anew, folder / "records")
     cells = [o.cell for o in chosen]

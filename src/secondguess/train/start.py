@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from secondguess.config import DrafterConfig
 from secondguess.drafter.checkpoint import check_target, load_checkpoint
 from secondguess.drafter.checks import examine, warn
 from secondguess.drafter.fit import drafter_config, final_norm_gain, head_rows
@@ -51,14 +53,7 @@ def warm_drafter(target: HFTarget, config: TrainConfig) -> Drafter:
     checkpoint = load_checkpoint(folder, embedding, target.spec.num_layers)
     warn(folder, examine(checkpoint, target.facts, embedding))
     found = checkpoint.drafter
-    other = f"drafter {folder} has num_layers={found.config.num_layers}, more than {config.num_layers}"
-    require(found.config.num_layers <= config.num_layers, f"{other}: set num_layers, or start from another")
-    idle = f"shared_loss=none leaves layers as they are, and drafter {folder} has num_layers={found.config.num_layers}"
-    added = found.config.num_layers < config.num_layers
-    require(not (added and config.taught_by == "none"), f"{idle}: more would learn nothing, leave num_layers at that")
-    other = f"drafter {folder} offers {found.config.draft_vocab_size} tokens, not {config.draft_vocab_size}"
-    kept = config.draft_vocab_size in (found.config.draft_vocab_size, DRAFT_VOCABULARY)
-    require(kept, f"{other}, and keeps its vocabulary: leave draft_vocab_size out, or start from another")
+    check_start(found.config, config, folder)
     shape = replace(found.config, **config.network)
     drafter = Drafter(shape, found.embedding, found.target_ids)
     drafter.target_embedding = found.target_embedding
@@ -67,6 +62,18 @@ def warm_drafter(target: HFTarget, config: TrainConfig) -> Drafter:
     start_further(drafter, found.config.num_layers, config.seed)
     drafter.load_state_dict(found.state_dict(), strict=False)  # only level 1's own and further layers may differ
     return drafter
+
+
+def check_start(found: DrafterConfig, config: TrainConfig, folder: Path) -> None:
+    """Raises UserError unless training as ``config`` says can start from the drafter in ``folder``."""
+    has = f"drafter {folder} has num_layers={found.num_layers}"
+    fewer = f"{has}, more than {config.num_layers}: set num_layers, or start from another"
+    require(found.num_layers <= config.num_layers, fewer)
+    idle = f"shared_loss=none leaves layers as they are, and {has}: more would learn nothing, leave num_layers at that"
+    require(found.num_layers == config.num_layers or config.taught_by != "none", idle)
+    other = f"drafter {folder} offers {found.draft_vocab_size} tokens, not {config.draft_vocab_size}"
+    kept = config.draft_vocab_size in (found.draft_vocab_size, DRAFT_VOCABULARY)
+    require(kept, f"{other}, and keeps its vocabulary: leave draft_vocab_size out, or start from another")
 
 
 def start_notes(target: HFTarget, config: TrainConfig) -> dict[str, Any]:
