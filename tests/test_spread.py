@@ -27,6 +27,7 @@ from secondguess.target.spread import (
     Follower,
     Leader,
     LeaderCache,
+    Line,
     Work,
     check_shares,
     load_spread,
@@ -91,28 +92,40 @@ def test_what_changes_a_cache_outside_a_pass_is_told_to_all() -> None:
     assert changing <= set(WORKS)
 
 
+class Told(Line):
+    """What the others would have been told."""
+
+    def __init__(self) -> None:
+        self.words: list[bytes] = []
+
+    def send(self, said: bytes | None) -> None:
+        if said is not None:
+            self.words.append(said)
+
+    def close(self) -> None:
+        pass
+
+
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
-    """What the others would have been told. Errors that would end the process raise SystemExit."""
-    told: list[bytes] = []
-    monkeypatch.setattr(spread, "send", told.append)
-    monkeypatch.setattr(spread, "end", lambda: None)
+def leader(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Leader:
+    """Errors that would end the process raise SystemExit."""
     monkeypatch.setattr(spread.os, "_exit", sys.exit)
-    return told
+    return Leader(*read(find_files(str(folder / "target"), False, print), torch.float64), Told())
 
 
-def leader_of(folder: Path) -> Leader:
-    return Leader(*read(find_files(str(folder / "target"), False, print), torch.float64))
+def told(leader: Leader) -> list[bytes]:
+    assert isinstance(leader.line, Told)
+    return leader.line.words
 
 
-def test_followers_hold_what_the_first_process_holds(folder: Path, told: list[bytes]) -> None:
+def test_followers_hold_what_the_first_process_holds(folder: Path, leader: Leader) -> None:
     """Both are whole here, so that their K/V are the same ones, bit for bit."""
-    leader, follower = leader_of(folder), Follower(load_target(str(folder / "target"), "float64"))
+    follower = Follower(load_target(str(folder / "target"), "float64"))
     cache = leader.new_cache(2, 16)
     leader.forward(causal_rows(torch.tensor([0]), torch.tensor([[5, 6, 7, 8]]), 0), cache)
     cache.copy(0, 1, 3)
     cache.compact(torch.tensor([1]), torch.tensor([[2]]), torch.tensor([0]), torch.tensor([1]))
-    for said in told:
+    for said in told(leader):
         follower.do(said)
     for layer in range(leader.spec.num_layers):
         for ours, theirs in zip(cache.stores(layer), follower.caches[0].stores(layer), strict=True):
@@ -120,15 +133,14 @@ def test_followers_hold_what_the_first_process_holds(folder: Path, told: list[by
             assert torch.equal(ours, theirs)
 
 
-def test_an_error_before_the_others_know_is_an_ordinary_one(folder: Path, told: list[bytes]) -> None:
-    leader = leader_of(folder)
+def test_an_error_before_the_others_know_is_an_ordinary_one(leader: Leader) -> None:
     leader._dropped.append(7)
     with pytest.raises((pickle.PicklingError, AttributeError)), leader.all_do("logits", NO_CACHE, lambda: None):
         pytest.fail("it cannot be told")
-    assert not told
+    assert not told(leader)
     with pytest.raises(SystemExit), leader.all_do("logits", NO_CACHE, 1):
         raise MemoryError("no room for this pass")
-    [call] = map(pickle.loads, told)
+    [call] = map(pickle.loads, told(leader))
     assert call.dropped == (7,), "what was not told before is told now"
     assert not leader._dropped
 

@@ -14,9 +14,10 @@ from secondguess.drafter.checkpoint import load_drafter, save_drafter
 from secondguess.drafter.foreign import read_foreign
 from secondguess.drafter.foreign_tensors import Source
 from secondguess.drafter.settings import read_block
+from secondguess.drafter.vocab import count_tokens
 from secondguess.errors import UserError
 from secondguess.testing import tiny_drafter
-from tiny_run import float32_target, tiny_config, tiny_run
+from tiny_run import float32_target, tiny_config, tiny_responses, tiny_run
 
 
 @pytest.fixture
@@ -114,9 +115,41 @@ def test_fewer_layers_are_refused(checkpoints) -> None:
         tiny_run(checkpoints, "run", method="pr", warm_start=str(checkpoints / "two" / "drafter"))
 
 
-def test_another_vocabulary_is_refused(checkpoints) -> None:
-    with pytest.raises(UserError, match="offers 32 tokens, not 16, and keeps its vocabulary: leave draft_vocab_size"):
+def test_tokens_are_added_with_the_rows_of_a_new_drafter(checkpoints) -> None:
+    """The rest of the drafter stays as it is, and a vocabulary that all have (4,096) is none that is asked for."""
+    target, folder = float32_target(), str(checkpoints / "pr")
+    saved = load_drafter(checkpoints / "pr", target.embedding, target.spec.num_layers)
+    run = tiny_run(checkpoints, "run", method="pr", warm_start=folder, draft_vocab_size=48, lr=1e-3)
+    grown, new = run.drafter, tiny_run(checkpoints, "new", method="pr", draft_vocab_size=64).drafter
+    known = torch.isin(grown.target_ids, saved.target_ids)
+    assert known.sum() == 32
+    assert len(known) == 48
+    assert torch.equal(grown.target_ids[known], saved.target_ids)
+    assert torch.equal(grown.lm_head.weight[known], saved.lm_head.weight)
+    assert torch.equal(grown.lm_head.weight[~known], new.lm_head.weight[grown.target_ids[~known]])
+    counts = count_tokens((tiny_responses()[i].answer for i in run.training), 64)
+    left_out = torch.ones(64, dtype=torch.bool).index_fill(0, grown.target_ids, False)
+    assert counts[grown.target_ids[~known]].min() >= counts[left_out].max()
+    assert torch.equal(grown.fc.weight, saved.fc.weight)
+    assert torch.equal(grown.self_query, saved.self_query)
+    before = grown.lm_head.weight.detach().clone()
+    run.run()
+    exported = load_drafter(run.folder.drafter, target.embedding, target.spec.num_layers)
+    assert torch.equal(exported.target_ids, grown.target_ids)
+    assert not torch.equal(exported.lm_head.weight[~known], before[~known])
+    kept = tiny_run(checkpoints, "kept", method="pr", warm_start=folder, draft_vocab_size=4096).drafter
+    assert torch.equal(kept.target_ids, saved.target_ids)
+
+
+def test_fewer_tokens_or_of_another_width_are_refused(checkpoints) -> None:
+    with pytest.raises(UserError, match="offers 32 tokens, and keeps them: draft_vocab_size=16 is too few, leave it"):
         tiny_run(checkpoints, "run", method="pr", warm_start=str(checkpoints / "eagle3.1"), draft_vocab_size=16)
+    flags = {"fc_norm": False, "norm_before_fc": True, "norm_output": False, "norm_before_residual": True}
+    theirs = write_foreign(checkpoints / "theirs", "eagle3", flags, own=True, hidden=40)
+    imported = read_foreign(Source(theirs, float32_target(), {}))
+    save_drafter(imported.drafter, checkpoints / "imported", {"target": "tiny"}, torch.float32)
+    with pytest.raises(UserError, match="none of the target's can be added, whose head has another width"):
+        tiny_run(checkpoints, "run", method="pr", warm_start=str(checkpoints / "imported"), draft_vocab_size=60)
 
 
 def test_a_lens_that_does_nothing_yet_joins_a_drafter_without_one(checkpoints) -> None:

@@ -25,6 +25,12 @@ def choose_vocab(counts: Tensor, size: int) -> Tensor:
     return counts.argsort(descending=True, stable=True)[:size].sort().values
 
 
+def grow_vocab(counts: Tensor, target_ids: Tensor, size: int) -> Tensor:
+    """The given target ids and the most frequent others, ``size`` in all, ascending."""
+    ranks = counts.index_fill(0, target_ids, torch.iinfo(counts.dtype).max)
+    return choose_vocab(ranks, size)
+
+
 def coverage(counts: Tensor, target_ids: Tensor) -> float:
     """Share of the counted tokens that the draft vocabulary can offer."""
     return (counts[target_ids].sum() / counts.sum().clamp(min=1)).item()

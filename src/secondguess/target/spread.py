@@ -59,14 +59,45 @@ class Call:
     dropped: tuple[int, ...]
 
 
+class Line:
+    """The first process's line to the others: a group of its own, whose threads end with it.
+
+    A thread of gloo's needs Python to let go of a tensor that it has sent. One that is still at it when Python is on
+    its way out aborts the process.
+    """
+
+    def __init__(self) -> None:
+        self.group: Any = dist.new_group(backend="gloo", timeout=PATIENCE)
+
+    def send(self, said: bytes | None) -> None:
+        dist.broadcast_object_list([said], src=0, device=CPU, group=self.group)
+
+    def hear(self) -> bytes | None:
+        """What the first process said; None when it ends."""
+        box: list[bytes | None] = [None]
+        dist.broadcast_object_list(box, src=0, device=CPU, group=self.group)
+        return box[0]
+
+    def close(self) -> None:
+        dist.destroy_process_group(self.group)
+        self.group = None  # the last reference: its threads are waited for
+        dist.destroy_process_group()
+
+    def end(self) -> None:
+        """The first process ends, and the others with it."""
+        self.send(None)
+        self.close()
+
+
 class Leader(HFTarget):
     """The first process's part of a target, and its word to the others."""
 
-    def __init__(self, model: Any, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(self, model: Any, tokenizer: PreTrainedTokenizerBase, line: Line) -> None:
         super().__init__(model, tokenizer)
+        self.line = line
         self._num_caches = 0
         self._dropped: list[int] = []
-        atexit.register(end)
+        atexit.register(line.end)
 
     def new_cache(self, num_slots: int, num_columns: int) -> SlotCache:
         """The first process's part; the others hold theirs under the same number."""
@@ -95,7 +126,7 @@ class Leader(HFTarget):
         call = Call(work, cache, tuple(moved(a, CPU) for a in arguments), tuple(self._dropped))
         said = pickle.dumps(call)
         with in_step():
-            send(said)
+            self.line.send(said)
             del self._dropped[: len(call.dropped)]
             yield
 
@@ -165,13 +196,13 @@ WORKS: dict[Work, Callable[..., None]] = {
 
 
 @torch.no_grad()
-def follow(target: HFTarget) -> None:
+def follow(target: HFTarget, line: Line) -> None:
     """Do what the first process does, until it ends."""
     follower = Follower(target)
-    while (said := hear()) is not None:
+    while (said := line.hear()) is not None:
         with in_step():
             follower.do(said)
-    dist.destroy_process_group()
+    line.close()
 
 
 @contextmanager
@@ -182,22 +213,6 @@ def in_step() -> Generator[None]:
     except BaseException:
         log.critical("this process cannot go on in step with the others, and ends", exc_info=True)
         os._exit(1)
-
-
-def send(said: bytes | None) -> None:
-    dist.broadcast_object_list([said], src=0, device=CPU)
-
-
-def end() -> None:
-    """The first process ends, and the others with it."""
-    send(None)
-    dist.destroy_process_group()
-
-
-def hear() -> bytes | None:
-    box: list[bytes | None] = [None]
-    dist.broadcast_object_list(box, src=0, device=CPU)
-    return box[0]
 
 
 def moved(value: Any, device: torch.device) -> Any:
@@ -227,10 +242,11 @@ def load_spread(
     with blamed_on(name):
         check_shares(read_config(files)[0], count)
         model, tokenizer = read(files, WHOLE[dtype], distributed_config=DistributedConfig(tp_size=count))
+        line = Line()
         if not is_follower():
-            return Leader(model, tokenizer)
+            return Leader(model, tokenizer, line)
         follower = HFTarget(model, tokenizer)
-    follow(follower)
+    follow(follower, line)
     raise SystemExit(0)
 
 

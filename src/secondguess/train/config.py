@@ -34,7 +34,7 @@ class TrainConfig:
     trust_remote_code: bool = option(False, "run Python code that comes with the target; without it none is run")
     method: Literal["eagle3.1", "pr", "hass", "hass+pr"] = option("pr", "drafter to train")
     captures: str = option("captures", "folder of captured target states; none: the target runs beside the training")
-    draft_vocab_size: int = option(DRAFT_VOCABULARY, "tokens that the drafter can offer")
+    draft_vocab_size: int = option(DRAFT_VOCABULARY, "tokens that the drafter can offer; a warm start's are kept")
     num_layers: int = option(1, "layers of the drafter's block; EAGLE-3.1 has one")
     unroll_steps: int = option(3, "steps of training-time test (T)")
     step_decay: float = option(0.8, "unroll step j weighs step_decay ** j")

@@ -17,7 +17,7 @@ from secondguess.drafter.fit import drafter_config, final_norm_gain, head_rows
 from secondguess.drafter.model import Drafter, initialise, start_further, start_level1
 from secondguess.drafter.settings import read_block, read_settings
 from secondguess.drafter.shipped import find_drafter, public_name
-from secondguess.drafter.vocab import choose_vocab
+from secondguess.drafter.vocab import choose_vocab, grow_vocab
 from secondguess.errors import require
 from secondguess.target.hf import HFTarget
 from secondguess.train.config import DRAFT_VOCABULARY, TrainConfig
@@ -27,9 +27,9 @@ SPENT = ("num_responses", "trained_length", "steps", "seconds", "wall_seconds", 
 
 
 def start_drafter(target: HFTarget, config: TrainConfig, counts: Tensor) -> Drafter:
-    """On the CPU. ``counts`` [target vocabulary] of answer tokens choose the draft vocabulary of a new drafter."""
+    """On the CPU. ``counts`` [target vocabulary] of answer tokens choose the tokens of a new or larger vocabulary."""
     if config.warm_start != "none":
-        return warm_drafter(target, config)
+        return warm_drafter(target, config, counts)
     return new_drafter(target, config, choose_vocab(counts, config.draft_vocab_size))
 
 
@@ -41,8 +41,8 @@ def new_drafter(target: HFTarget, config: TrainConfig, target_ids: Tensor) -> Dr
     return drafter
 
 
-def warm_drafter(target: HFTarget, config: TrainConfig) -> Drafter:
-    """The drafter that ``warm_start`` names, with its vocabulary.
+def warm_drafter(target: HFTarget, config: TrainConfig, counts: Tensor) -> Drafter:
+    """The drafter that ``warm_start`` names, with its vocabulary, to which tokens may be added.
 
     What level 1 has of its own and it lacks is a new drafter's, what the method has no use for is dropped; layers that
     it lacks start as the identity. Raises UserError if there is no such drafter, or it does not fit the target or the
@@ -54,14 +54,28 @@ def warm_drafter(target: HFTarget, config: TrainConfig) -> Drafter:
     warn(folder, examine(checkpoint, target.facts, embedding))
     found = checkpoint.drafter
     check_start(found.config, config, folder)
-    shape = replace(found.config, **config.network)
-    drafter = Drafter(shape, found.embedding, found.target_ids)
+    target_ids, head_VH = offered(found, target, config, counts)
+    shape = replace(found.config, draft_vocab_size=target_ids.numel(), **config.network)
+    drafter = Drafter(shape, found.embedding, target_ids)
     drafter.target_embedding = found.target_embedding
     drafter.tap_index = tuple(range(shape.num_taps))  # it is fed what it reads and nothing else: see tap_layers_of
     start_level1(drafter)
     start_further(drafter, found.config.num_layers, config.seed)
-    drafter.load_state_dict(found.state_dict(), strict=False)  # only level 1's own and further layers may differ
+    known = found.state_dict() | {"lm_head.weight": head_VH}
+    drafter.load_state_dict(known, strict=False)  # only level 1's own and further layers may differ
     return drafter
+
+
+def offered(found: Drafter, target: HFTarget, config: TrainConfig, counts: Tensor) -> tuple[Tensor, Tensor]:
+    """What ``found`` offers (target ids [V] and the head's rows [V, H]), and the most frequent others up to a larger
+    ``draft_vocab_size``, whose rows are a new drafter's."""
+    head_VH = found.lm_head.weight.detach()
+    if config.draft_vocab_size in (found.config.draft_vocab_size, DRAFT_VOCABULARY):
+        return found.target_ids, head_VH
+    target_ids = grow_vocab(counts, found.target_ids, config.draft_vocab_size)
+    more_VH = (head_rows(target.head_weight, target_ids) * final_norm_gain(target.model)).cpu()
+    more_VH[torch.isin(target_ids, found.target_ids)] = head_VH
+    return target_ids, more_VH
 
 
 def check_start(found: DrafterConfig, config: TrainConfig, folder: Path) -> None:
@@ -71,9 +85,13 @@ def check_start(found: DrafterConfig, config: TrainConfig, folder: Path) -> None
     require(found.num_layers <= config.num_layers, fewer)
     idle = f"shared_loss=none leaves layers as they are, and {has}: more would learn nothing, leave num_layers at that"
     require(found.num_layers == config.num_layers or config.taught_by != "none", idle)
-    other = f"drafter {folder} offers {found.draft_vocab_size} tokens, not {config.draft_vocab_size}"
-    kept = config.draft_vocab_size in (found.draft_vocab_size, DRAFT_VOCABULARY)
-    require(kept, f"{other}, and keeps its vocabulary: leave draft_vocab_size out, or start from another")
+    if config.draft_vocab_size in (found.draft_vocab_size, DRAFT_VOCABULARY):
+        return
+    offers = f"drafter {folder} offers {found.draft_vocab_size} tokens"
+    fewer = f"{offers}, and keeps them: draft_vocab_size={config.draft_vocab_size} is too few, leave it out"
+    require(config.draft_vocab_size > found.draft_vocab_size, fewer)
+    wide = f"{offers}, and none of the target's can be added, whose head has another width: leave draft_vocab_size out"
+    require(found.hidden_size == found.target_hidden_size, wide)
 
 
 def start_notes(target: HFTarget, config: TrainConfig) -> dict[str, Any]:
