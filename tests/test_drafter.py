@@ -305,6 +305,8 @@ def test_a_folder_is_not_mistaken_for_a_shipped_drafter(tmp_path, monkeypatch) -
     assert shipped.find_drafter(tmp_path / "pr", "eagle3.1", target.embedding) == tmp_path / "pr"
     with pytest.raises(UserError, match=r"no drafter 'eagle3\.1': no such drafter ships; .* are: pr"):
         shipped.find_drafter(None, "eagle3.1", target.embedding)
+    with pytest.raises(UserError, match="the drafter's name is empty"):
+        shipped.find_drafter("", "pr", target.embedding)
 
 
 def test_a_drafter_of_the_hub_is_downloaded(tmp_path, monkeypatch) -> None:

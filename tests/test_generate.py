@@ -96,6 +96,12 @@ def test_a_prompt_from_standard_input(tiny: Path, monkeypatch: pytest.MonkeyPatc
     assert result["prompt"] == "two\nlines"
 
 
+def test_standard_input_must_be_text(tiny: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xff\xfe"), "utf-8"))
+    assert main(["generate", str(tiny / "target"), "-", "--method=ar"]) == 2
+    assert "standard input is not UTF-8 text" in capsys.readouterr().err
+
+
 def test_the_tree_is_drawn_for_methods_with_a_drafter(tiny: Path, capsys) -> None:
     drafted(tiny, "one", "--show-tree")
     trees = capsys.readouterr().out.split("last draft tree")[1:]

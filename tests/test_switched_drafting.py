@@ -185,6 +185,8 @@ def test_settings_are_read_by_the_type_of_their_field() -> None:
         ("pr:threshold=nan", "threshold must be in [0, 1], got nan"),
         ("pr:reconsider_cap=0", "reconsider_cap must be at least 1, got 0"),
         ("pr:reconsider_steps=all", "reconsider_steps must be a whole number, got 'all'"),
+        ("pr:m=-1", "num_reconsider must be in [0, 10^9), got -1"),
+        ("pr:budget=9999999999", "budget must be in [0, 10^9), got 9999999999"),
         ("pr:k=4,refined_offer_width=5", "refined_offer_width must be at most offer_width (4), got 5"),
         ("pr:m=0,merge=drop,select=path", "merge, select would change nothing: num_reconsider (m) is 0"),
         ("pr:extra_advance=3", "extra_advance stands in for second looks: set num_reconsider (m) to 0"),

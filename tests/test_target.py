@@ -217,7 +217,11 @@ def test_the_text_part_of_a_checkpoint_with_images(prefix: str, tmp_path) -> Non
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("no/such/folder/at-all", "no such target"), ("nothing.gguf", "cannot read nothing.gguf")],
+    [
+        ("", "the target's name is empty"),
+        ("no/such/folder/at-all", "no such target"),
+        ("nothing.gguf", "cannot read nothing.gguf"),
+    ],
 )
 def test_unknown_targets(name: str, message: str) -> None:
     with pytest.raises(UserError, match=message) as caught:

@@ -86,7 +86,7 @@ def test_a_broken_row_is_named_by_file_and_line(line: str, said: str, tmp_path: 
 
 def test_random_bytes_and_an_empty_file_are_refused(tmp_path: Path) -> None:
     (tmp_path / "bytes.jsonl").write_bytes(b'{"id": "\xff\xfe"}')
-    with pytest.raises(UserError, match=r"bytes\.jsonl:1: "):
+    with pytest.raises(UserError, match=r"bytes\.jsonl:1: not UTF-8 text"):
         load_tasks([str(tmp_path / "bytes.jsonl")])
     with pytest.raises(UserError, match="no prompts"):
         load_tasks([str(write(tmp_path / "empty.jsonl"))])

@@ -120,6 +120,7 @@ def test_config_rejects_what_it_does_not_know(tmp_path) -> None:
         ("method=eagle", "one of eagle3.1, pr, hass, hass\\+pr, got 'eagle'; did you mean eagle3.1"),
         ("see_own_level0=maybe", "see_own_level0 must be true or false, got 'maybe'"),
         ("rho=2", r"in \[0, 1\]"),
+        ("held_out=1", "held_out=1 leaves no response to train on"),
         ("epochs", "key=value"),
         ("lr=[1", "not YAML"),
         ("lr=[1]", "must be a number"),

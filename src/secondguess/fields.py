@@ -64,7 +64,8 @@ def read_value(name: str, hint: Any, text: str) -> Any:
         require(text in ("true", "false"), f"{name} must be {named(hint)}, got {text!r}")
         return text == "true"
     if kind is int:
-        require(text.isdecimal() and len(text) < 10, f"{name} must be {named(hint)}, got {text!r}")
+        require(text.removeprefix("-").isdecimal(), f"{name} must be {named(hint)}, got {text!r}")
+        require(text.isdecimal() and len(text) < 10, f"{name} must be in [0, 10^9), got {text}")
         return int(text)
     if kind is float:
         try:

@@ -120,7 +120,9 @@ def read_jsonl(path: Path) -> Iterable[tuple[str, Any]]:
     for number, line in enumerate(path.read_bytes().splitlines(), 1):
         if line.strip():
             try:
-                row = json.loads(line)
+                row = json.loads(line.decode("utf-8-sig"))
+            except UnicodeDecodeError:
+                raise UserError(f"{path}:{number}: not UTF-8 text") from None
             except (ValueError, RecursionError) as error:
                 raise UserError(f"{path}:{number}: {error}") from error
             yield f"{path}:{number}", row

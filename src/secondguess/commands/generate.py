@@ -65,7 +65,10 @@ def run(args: argparse.Namespace) -> int:
 
 def read_prompt(text: str) -> str:
     """The prompt as given, or standard input without its last line end."""
-    prompt = sys.stdin.read().removesuffix("\n") if text == "-" else text
+    try:
+        prompt = sys.stdin.read().removesuffix("\n") if text == "-" else text
+    except UnicodeDecodeError:
+        raise UserError("standard input is not UTF-8 text") from None
     if not prompt:
         raise UserError("a prompt is empty: give it some text")
     return prompt

@@ -125,7 +125,10 @@ def build(folder: Path, shape: DrafterConfig, embedding: Tensor) -> Drafter:
         tensors |= load_tensors(folder / QUERY)
     target_ids = take_vocab(tensors, shape, folder)
     table = take_embedding(tensors, shape, folder).to(embedding) if shape.own_embedding else embedding
-    drafter = Drafter(shape, table, target_ids.to(embedding.device))
+    target_ids = target_ids.to(embedding.device)
+    with torch.device("meta"):  # sizes that are not the tensors' take no memory
+        check_shapes(Drafter(shape, table, target_ids), tensors, folder)
+    drafter = Drafter(shape, table, target_ids)
     assign(drafter, tensors, folder)
     return drafter
 
@@ -205,16 +208,21 @@ def take_embedding(tensors: dict[str, Tensor], c: DrafterConfig, folder: Path) -
     return table
 
 
-def assign(drafter: Drafter, tensors: dict[str, Tensor], folder: Path) -> None:
-    """Copy every tensor into its parameter; names and shapes must match exactly."""
+def check_shapes(drafter: Drafter, tensors: dict[str, Tensor], folder: Path) -> None:
+    """Names and shapes must match exactly."""
     parameters = dict(drafter.named_parameters())
     wrong = sorted(parameters.keys() ^ tensors.keys())
     if wrong:
         raise UserError(f"{folder}: missing or unknown tensors: {', '.join(wrong)}")
+    for name, parameter in parameters.items():
+        if parameter.shape != tensors[name].shape:
+            raise UserError(f"{folder}: {name} is {tuple(tensors[name].shape)}, expected {tuple(parameter.shape)}")
+
+
+def assign(drafter: Drafter, tensors: dict[str, Tensor], folder: Path) -> None:
+    """Copy every tensor into its parameter."""
     with torch.no_grad():
-        for name, parameter in parameters.items():
-            if parameter.shape != tensors[name].shape:
-                raise UserError(f"{folder}: {name} is {tuple(tensors[name].shape)}, expected {tuple(parameter.shape)}")
+        for name, parameter in drafter.named_parameters():
             check_numbers(tensors[name], name, folder)
             parameter.copy_(tensors[name])
 

@@ -39,6 +39,7 @@ COUNTS = (
     "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size",
     "draft_vocab_size", "target_hidden_size", "num_hidden_layers",
 )  # fmt: skip
+MOST = 2**19  # of each: with more, a count of weights may not fit in 63 bits
 NUMBERS = ("rms_norm_eps", "rope_theta")
 OURS = {
     "target_num_layers": int,
@@ -178,7 +179,10 @@ def check_types(values: dict[str, Any], types: dict[str, type], path: Path) -> N
 
 
 def check_consistent(config: dict[str, Any], own_embedding: bool, path: Path) -> None:
-    """Settings that follow from others."""
+    """Settings that follow from others, and sizes that can be counted with."""
+    for key in COUNTS:
+        if config[key] > MOST:
+            raise UserError(f"{path}: {key} is {config[key]}, above {MOST}: the drafter is damaged")
     if config["num_attention_heads"] % config["num_key_value_heads"] or config["head_dim"] % 2:
         raise UserError(f"{path}: heads must be a multiple of key/value heads, and head_dim even")
     if config["num_hidden_layers"] > MAX_LAYERS:

@@ -11,7 +11,7 @@ from typing import Any
 from huggingface_hub import snapshot_download
 from torch import Tensor
 
-from secondguess.errors import UserError
+from secondguess.errors import UserError, require
 from secondguess.target.fingerprint import embedding_fingerprint
 
 SHIPPED = Path(__file__).parent.parent / "drafters"
@@ -64,6 +64,7 @@ def find_drafter(drafter: str | Path | None, default: str, embedding: Tensor) ->
     A folder that happens to be called like the default (``pr``) is taken only when it is asked for. Raises UserError
     when there is no such drafter.
     """
+    require(drafter != "", "the drafter's name is empty: give a folder, one that ships, or leave it out")
     if drafter is not None and (folder := Path(drafter).expanduser()).is_dir():
         return folder
     name, shipped = str(drafter or default), shipped_for(embedding)

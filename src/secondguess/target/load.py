@@ -13,7 +13,7 @@ import torch
 from huggingface_hub import snapshot_download
 from torch import nn
 
-from secondguess.errors import UserError, did_you_mean
+from secondguess.errors import UserError, did_you_mean, require
 from secondguess.target.gguf import converted
 from secondguess.target.hf import HFTarget, check_family
 from secondguess.target.linear import can_pack
@@ -118,6 +118,7 @@ def find_target(name: str, say: Callable[[str], None], more: Sequence[str] = ())
     """The local folder of a target, downloaded (with ``more`` than the usual files) or converted if need be."""
     if name == DEFAULT:
         return converted(_default_gguf(), say)
+    require(name, "the target's name is empty: give a folder, a hub id, a .gguf file, or " + DEFAULT)
     path = Path(name).expanduser()
     if path.suffix == ".gguf":
         return converted(path, say)

@@ -99,6 +99,7 @@ class TrainConfig:
         for name in ("rho", "attach", "held_out", "warmup", "anchor_decay"):
             if not 0 <= getattr(self, name) <= 1:
                 raise UserError(f"{name} must be in [0, 1], got {getattr(self, name)}")
+        require(self.held_out < 1, "held_out=1 leaves no response to train on: choose less")
         for name in ("lr", "step_decay", "clip"):
             if not 0 < getattr(self, name) < math.inf:
                 raise UserError(f"{name} must be above 0 and finite, got {getattr(self, name)}")
