@@ -233,7 +233,11 @@ FAULTS = {
     "LOAD 11: a random embedding": (rewrite(own_embedding=True), "embeddings", "nothing like the target's"),
     "LOAD 12: tied": (settings(tie_word_embeddings=True), "checkpoint", "tie_word_embeddings must be false"),
     "LOAD 12: a head of another size": (tensors(lm_head__weight=lambda t: t[:-1]), "checkpoint", "expected (128, 32)"),
-    "LOAD: a size that no tensor has": (settings(intermediate_size=2**19), "checkpoint", "expected (524288, 32)"),
+    "LOAD: a size that no tensor has": (
+        settings(num_attention_heads=2**19, num_key_value_heads=2**19, head_dim=2**19),
+        "checkpoint",
+        "expected (274877906944, 64)",
+    ),
     "LOAD: a size that no machine has": (settings(intermediate_size=10**30), "checkpoint", "above 524288"),
     "LOAD 13: another target": (stranger, "checkpoint", "not for this target (hash of the token embedding"),
     "LOAD 14: another width": (settings(hidden_size=48), "checkpoint", "needs an embedding of its own"),

@@ -164,18 +164,18 @@ def test_tensors_and_settings_survive_a_round_trip_bit_for_bit(tmp_path, target)
 
 
 def test_linear_and_llama3_rates_are_transformers(target) -> None:
-    shape, cpu = tiny_drafter(target).config, torch.device("cpu")
+    shape = tiny_drafter(target).config
     for scaling in (
         {"rope_type": "linear", "factor": 3.0},
         {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
          "original_max_position_embeddings": 64},
     ):  # fmt: skip
         config = LlamaConfig(head_dim=64, rope_parameters={**scaling, "rope_theta": 500.0})
-        theirs, factor = ROPE_INIT_FUNCTIONS[str(scaling["rope_type"])](config, cpu)
-        ours = rope_rates(replace(shape, head_dim=64, rope_theta=500.0, rope_scaling=scaling), cpu)
+        theirs, factor = ROPE_INIT_FUNCTIONS[str(scaling["rope_type"])](config, torch.device("cpu"))
+        ours = rope_rates(replace(shape, head_dim=64, rope_theta=500.0, rope_scaling=scaling))
         assert factor == 1.0
         torch.testing.assert_close(ours.float(), theirs, rtol=1e-5, atol=0)
-        plain = rope_rates(replace(shape, head_dim=64, rope_theta=500.0), cpu)
+        plain = rope_rates(replace(shape, head_dim=64, rope_theta=500.0))
         assert (ours < plain).any()
 
 

@@ -7,12 +7,14 @@ import os
 import pickle
 import subprocess
 import sys
+import weakref
 from inspect import isfunction
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 import torch
+import torch.distributed as dist
 from transformers import LlamaConfig
 
 from secondguess.cli import main
@@ -77,6 +79,17 @@ def test_batches_and_budget_auto_are_as_in_one_process_and_an_error_ends_all(fol
     assert done.returncode == 1
     assert "no room for this pass" in done.stderr
     assert "this process cannot go on in step with the others, and ends" in done.stderr
+
+
+def test_a_line_that_ended_has_no_threads_left() -> None:
+    """They end with the group, and the group with the last reference to it."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    line = Line()
+    line.send(b"word")
+    group = weakref.ref(line.group)
+    line.end()
+    assert group() is None
+    assert not dist.is_initialized()
 
 
 def test_what_followers_are_told_has_a_method() -> None:

@@ -116,7 +116,7 @@ def test_fewer_layers_are_refused(checkpoints) -> None:
 
 
 def test_tokens_are_added_with_the_rows_of_a_new_drafter(checkpoints) -> None:
-    """The rest of the drafter stays as it is, and a vocabulary that all have (4,096) is none that is asked for."""
+    """The rest of the drafter stays as it is, and without a wish so does its vocabulary."""
     target, folder = float32_target(), str(checkpoints / "pr")
     saved = load_drafter(checkpoints / "pr", target.embedding, target.spec.num_layers)
     run = tiny_run(checkpoints, "run", method="pr", warm_start=folder, draft_vocab_size=48, lr=1e-3)
@@ -136,15 +136,19 @@ def test_tokens_are_added_with_the_rows_of_a_new_drafter(checkpoints) -> None:
     run.run()
     exported = load_drafter(run.folder.drafter, target.embedding, target.spec.num_layers)
     assert torch.equal(exported.target_ids, grown.target_ids)
-    assert not torch.equal(exported.lm_head.weight[~known], before[~known])
-    kept = tiny_run(checkpoints, "kept", method="pr", warm_start=folder, draft_vocab_size=4096).drafter
+    assert not torch.equal(run.drafter.lm_head.weight[~known], before[~known])
+    assert read_block(run.folder.drafter)["training"]["settings"]["draft_vocab_size"] == 48
+    kept = tiny_run(checkpoints, "kept", method="pr", warm_start=folder, draft_vocab_size=0).drafter
     assert torch.equal(kept.target_ids, saved.target_ids)
 
 
 def test_fewer_tokens_or_of_another_width_are_refused(checkpoints) -> None:
-    with pytest.raises(UserError, match="offers 32 tokens, and keeps them: draft_vocab_size=16 is too few, leave it"):
+    with pytest.raises(UserError, match="offers 32 tokens, and keeps them: draft_vocab_size=16 is too few"):
         tiny_run(checkpoints, "run", method="pr", warm_start=str(checkpoints / "eagle3.1"), draft_vocab_size=16)
     flags = {"fc_norm": False, "norm_before_fc": True, "norm_output": False, "norm_before_residual": True}
+    more = {"method": "pr", "warm_start": str(checkpoints / "pr"), "draft_vocab_size": 48}
+    with pytest.raises(UserError, match="shared_loss=none would teach it no others: leave draft_vocab_size out"):
+        tiny_run(checkpoints, "run", shared_loss="none", **more)
     theirs = write_foreign(checkpoints / "theirs", "eagle3", flags, own=True, hidden=40)
     imported = read_foreign(Source(theirs, float32_target(), {}))
     save_drafter(imported.drafter, checkpoints / "imported", {"target": "tiny"}, torch.float32)

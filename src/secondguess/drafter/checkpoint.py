@@ -125,11 +125,20 @@ def build(folder: Path, shape: DrafterConfig, embedding: Tensor) -> Drafter:
         tensors |= load_tensors(folder / QUERY)
     target_ids = take_vocab(tensors, shape, folder)
     table = take_embedding(tensors, shape, folder).to(embedding) if shape.own_embedding else embedding
-    target_ids = target_ids.to(embedding.device)
+    return filled(shape, table, target_ids.to(embedding.device), tensors, folder)
+
+
+def filled(
+    shape: DrafterConfig, table: Tensor, target_ids: Tensor, tensors: dict[str, Tensor], folder: Path
+) -> Drafter:
+    """The drafter with every one of ``tensors``, whose names and shapes must be its own."""
     with torch.device("meta"):  # sizes that are not the tensors' take no memory
         check_shapes(Drafter(shape, table, target_ids), tensors, folder)
     drafter = Drafter(shape, table, target_ids)
-    assign(drafter, tensors, folder)
+    with torch.no_grad():
+        for name, parameter in drafter.named_parameters():
+            check_numbers(tensors[name], name, folder)
+            parameter.copy_(tensors[name])
     return drafter
 
 
@@ -217,14 +226,6 @@ def check_shapes(drafter: Drafter, tensors: dict[str, Tensor], folder: Path) -> 
     for name, parameter in parameters.items():
         if parameter.shape != tensors[name].shape:
             raise UserError(f"{folder}: {name} is {tuple(tensors[name].shape)}, expected {tuple(parameter.shape)}")
-
-
-def assign(drafter: Drafter, tensors: dict[str, Tensor], folder: Path) -> None:
-    """Copy every tensor into its parameter."""
-    with torch.no_grad():
-        for name, parameter in drafter.named_parameters():
-            check_numbers(tensors[name], name, folder)
-            parameter.copy_(tensors[name])
 
 
 def check_numbers(tensor: Tensor, name: str, folder: Path) -> None:

@@ -15,7 +15,7 @@ import torch
 from transformers import LlamaConfig
 
 from secondguess.config import DrafterConfig
-from secondguess.drafter.checkpoint import assign
+from secondguess.drafter.checkpoint import filled
 from secondguess.drafter.foreign_tensors import Source, check_marks, read_tensors, take_embedding, take_target_ids
 from secondguess.drafter.model import Drafter
 from secondguess.drafter.rope import scaling_of
@@ -109,9 +109,9 @@ def read_foreign(source: Source) -> Imported:
         rope_scaling=read_scaling(source, config),
         max_position_embeddings=config.get("max_position_embeddings"),
     )
-    drafter = Drafter(shape, target.embedding.detach().float().cpu() if table is None else table, target_ids)
+    table = target.embedding.detach().float().cpu() if table is None else table
+    drafter = filled(shape, table, target_ids, tensors, folder)
     drafter.target_embedding = embedding_fingerprint(target.embedding)
-    assign(drafter, tensors, folder)
     return Imported(drafter, tensors["fc.weight"].dtype)
 
 

@@ -135,7 +135,7 @@ class Drafter(nn.Module):
             self.lens = nn.Linear(config.hidden_size, 2 * config.hidden_size, bias=False)
         self.register_buffer("embedding", embedding, persistent=False)
         self.register_buffer("target_ids", target_ids, persistent=False)
-        self.rope_rates = rope_rates(config, embedding.device)
+        self.rope_rates = rope_rates(config).to(embedding.device)
         self.target_embedding = embedding_fingerprint(embedding)
         self.answer_start: str | None = None  # what its training's prompts ended with, if that is known
         self.tap_index: tuple[int, ...] = (0, 1, 2) if config.tap_layers is None else ()

@@ -25,9 +25,9 @@ SCALINGS = {
 }
 
 
-def rope_rates(c: DrafterConfig, device: torch.device) -> Tensor:
-    """float64 [D / 2] radians per position."""
-    rates = c.rope_theta ** -(torch.arange(0, c.head_dim, 2, dtype=torch.float64, device=device) / c.head_dim)
+def rope_rates(c: DrafterConfig) -> Tensor:
+    """float64 [D / 2] radians per position, on the CPU: the same bits wherever they are used."""
+    rates = c.rope_theta ** -(torch.arange(0, c.head_dim, 2, dtype=torch.float64, device="cpu") / c.head_dim)
     scaling = c.rope_scaling
     if scaling is None:
         return rates

@@ -118,7 +118,7 @@ def find_target(name: str, say: Callable[[str], None], more: Sequence[str] = ())
     """The local folder of a target, downloaded (with ``more`` than the usual files) or converted if need be."""
     if name == DEFAULT:
         return converted(_default_gguf(), say)
-    require(name, "the target's name is empty: give a folder, a hub id, a .gguf file, or " + DEFAULT)
+    require(name != "", "the target's name is empty: give a folder, a hub id, a .gguf file, or " + DEFAULT)
     path = Path(name).expanduser()
     if path.suffix == ".gguf":
         return converted(path, say)

@@ -63,7 +63,7 @@ class Line:
     """The first process's line to the others: a group of its own, whose threads end with it.
 
     A thread of gloo's needs Python to let go of a tensor that it has sent. One that is still at it when Python is on
-    its way out aborts the process.
+    its way out aborts the process. (The default group lives on in the model; its last sums are long over by then.)
     """
 
     def __init__(self) -> None:
@@ -80,13 +80,17 @@ class Line:
 
     def close(self) -> None:
         dist.destroy_process_group(self.group)
-        self.group = None  # the last reference: its threads are waited for
+        del self.group  # the last reference: its threads are waited for
         dist.destroy_process_group()
 
     def end(self) -> None:
         """The first process ends, and the others with it."""
-        self.send(None)
-        self.close()
+        try:
+            self.send(None)
+        except RuntimeError:
+            log.warning("the other processes have ended before the first")
+        finally:
+            self.close()
 
 
 class Leader(HFTarget):
@@ -199,10 +203,12 @@ WORKS: dict[Work, Callable[..., None]] = {
 def follow(target: HFTarget, line: Line) -> None:
     """Do what the first process does, until it ends."""
     follower = Follower(target)
-    while (said := line.hear()) is not None:
-        with in_step():
-            follower.do(said)
-    line.close()
+    try:
+        while (said := line.hear()) is not None:
+            with in_step():
+                follower.do(said)
+    finally:
+        line.close()
 
 
 @contextmanager
@@ -237,12 +243,11 @@ def load_spread(
     if not is_launched():
         return load_target(name, dtype, device, trust_remote_code, say)
     require(dtype in WHOLE, f"dtype {dtype!r} is for one process: leave torchrun out")
-    count = start(device)
+    count, line = start(device), Line()
     files = find_files(name, trust_remote_code, say or log.info)
     with blamed_on(name):
         check_shares(read_config(files)[0], count)
         model, tokenizer = read(files, WHOLE[dtype], distributed_config=DistributedConfig(tp_size=count))
-        line = Line()
         if not is_follower():
             return Leader(model, tokenizer, line)
         follower = HFTarget(model, tokenizer)

@@ -54,7 +54,9 @@ def make_anchor(config: TrainConfig, drafter: Drafter) -> Anchor | None:
     folder = find_drafter(config.anchor_to, config.anchor_to, drafter.embedding)
     reference = load_drafter(folder, drafter.embedding, drafter.config.target_num_layers)
     if not torch.equal(reference.target_ids, drafter.target_ids):
-        raise UserError(f"anchor_to {folder} has another draft vocabulary: start from it too, warm_start={folder}")
+        raise UserError(
+            f"anchor_to {folder} has another draft vocabulary: start from it and leave draft_vocab_size out"
+        )
     if reference.config.tap_layers != drafter.config.tap_layers:
         raise UserError(f"anchor_to {folder} reads other layers: start from it too, warm_start={folder}")
     reference.tap_index = drafter.tap_index

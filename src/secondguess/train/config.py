@@ -18,7 +18,7 @@ from secondguess.train.recipe import RECIPES, Recipe
 # Settings that some methods have no use for.
 LOOK = tuple(f.name for f in fields(SecondLook))
 LEVEL1 = ("level1_weight", "rho", "attach", "carry", "balance", "balance_weight", "lens", "shared_loss", *LOOK)
-DRAFT_VOCABULARY = 4096
+DRAFT_VOCABULARY = 8192
 TOP_K = ("top_k", "top_k_weight")
 # Defaults before these: files that a run has written in full name them also where they change nothing.
 FORMER: dict[str, Any] = {"carry": "half", "lens": False, "shared_loss": "both"}
@@ -34,7 +34,7 @@ class TrainConfig:
     trust_remote_code: bool = option(False, "run Python code that comes with the target; without it none is run")
     method: Literal["eagle3.1", "pr", "hass", "hass+pr"] = option("pr", "drafter to train")
     captures: str = option("captures", "folder of captured target states; none: the target runs beside the training")
-    draft_vocab_size: int = option(DRAFT_VOCABULARY, "tokens that the drafter can offer; a warm start's are kept")
+    draft_vocab_size: int = option(0, f"tokens that the drafter can offer; 0: {DRAFT_VOCABULARY}, or a warm start's")
     num_layers: int = option(1, "layers of the drafter's block; EAGLE-3.1 has one")
     unroll_steps: int = option(3, "steps of training-time test (T)")
     step_decay: float = option(0.8, "unroll step j weighs step_decay ** j")
@@ -79,7 +79,7 @@ class TrainConfig:
     eval_every: int = option(200, "steps between evaluations")
     save_every: int = option(100, "steps between resume points")
     accumulate: int = option(1, "batches per step: their gradients add up before the weights move")
-    warm_start: str = option("none", "drafter to start from and to keep the vocabulary of: a folder, or one that ships")
+    warm_start: str = option("none", "drafter to start from: a folder, or one that ships")
     eval_budget: int = option(24, "draft tokens per cycle, for the held-out acceptance length (tau)")
     eval_responses: int = option(16, "held-out responses that it is measured on; 0: it is not")
     track: Literal["none", "tensorboard", "wandb", "trackio"] = option("none", "where the log goes besides log.jsonl")
@@ -91,7 +91,7 @@ class TrainConfig:
     def __post_init__(self) -> None:
         check_choices(self)
         for name in (
-            "draft_vocab_size", "num_layers", "unroll_steps", "top_k", "epochs", "batch_size", "eval_every",
+            "num_layers", "unroll_steps", "top_k", "epochs", "batch_size", "eval_every",
             "save_every",
         ):  # fmt: skip
             if getattr(self, name) < 1:
@@ -109,7 +109,12 @@ class TrainConfig:
         if not 0 <= self.seed < 2**31:
             raise UserError(f"seed must be in [0, 2^31), got {self.seed}")
         require(self.num_layers <= MAX_LAYERS, f"num_layers must be at most {MAX_LAYERS}, got {self.num_layers}")
-        ranges = (("accumulate", 1, 2**20), ("eval_budget", *LIMITS["budget"]), ("eval_responses", 0, 4096))
+        ranges = (
+            ("accumulate", 1, 2**20),
+            ("draft_vocab_size", 0, 2**19),
+            ("eval_budget", *LIMITS["budget"]),
+            ("eval_responses", 0, 4096),
+        )
         for name, low, high in ranges:
             if not low <= getattr(self, name) <= high:
                 raise UserError(f"{name} must be in [{low}, {high}], got {getattr(self, name)}")
@@ -124,8 +129,8 @@ class TrainConfig:
         else:
             self._refuse(LEVEL1, f"{self.method} has no level 1")
         if self.recipe.top_k_loss:
-            too_many = f"top_k must be at most draft_vocab_size ({self.draft_vocab_size}), got {self.top_k}"
-            require(self.top_k <= self.draft_vocab_size, too_many)
+            size = self.draft_vocab_size or DRAFT_VOCABULARY
+            require(self.top_k <= size, f"top_k must be at most draft_vocab_size ({size}), got {self.top_k}")
         else:
             self._refuse(TOP_K, f"{self.method} has no loss on the most probable tokens")
 

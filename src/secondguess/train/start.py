@@ -30,12 +30,13 @@ def start_drafter(target: HFTarget, config: TrainConfig, counts: Tensor) -> Draf
     """On the CPU. ``counts`` [target vocabulary] of answer tokens choose the tokens of a new or larger vocabulary."""
     if config.warm_start != "none":
         return warm_drafter(target, config, counts)
-    return new_drafter(target, config, choose_vocab(counts, config.draft_vocab_size))
+    size = config.draft_vocab_size or min(DRAFT_VOCABULARY, counts.numel())
+    return new_drafter(target, config, choose_vocab(counts, size))
 
 
 def new_drafter(target: HFTarget, config: TrainConfig, target_ids: Tensor) -> Drafter:
     """A drafter for ``target`` at its start point."""
-    shape = drafter_config(target.model, config.draft_vocab_size, **config.network)
+    shape = drafter_config(target.model, target_ids.numel(), **config.network)
     drafter = Drafter(shape, target.embedding.detach().float().cpu(), target_ids)
     initialise(drafter, head_rows(target.head_weight, target_ids), final_norm_gain(target.model), config.seed)
     return drafter
@@ -54,7 +55,7 @@ def warm_drafter(target: HFTarget, config: TrainConfig, counts: Tensor) -> Draft
     warn(folder, examine(checkpoint, target.facts, embedding))
     found = checkpoint.drafter
     check_start(found.config, config, folder)
-    target_ids, head_VH = offered(found, target, config, counts)
+    target_ids, head_VH = vocabulary(found, target, config, counts)
     shape = replace(found.config, draft_vocab_size=target_ids.numel(), **config.network)
     drafter = Drafter(shape, found.embedding, target_ids)
     drafter.target_embedding = found.target_embedding
@@ -66,11 +67,11 @@ def warm_drafter(target: HFTarget, config: TrainConfig, counts: Tensor) -> Draft
     return drafter
 
 
-def offered(found: Drafter, target: HFTarget, config: TrainConfig, counts: Tensor) -> tuple[Tensor, Tensor]:
-    """What ``found`` offers (target ids [V] and the head's rows [V, H]), and the most frequent others up to a larger
-    ``draft_vocab_size``, whose rows are a new drafter's."""
+def vocabulary(found: Drafter, target: HFTarget, config: TrainConfig, counts: Tensor) -> tuple[Tensor, Tensor]:
+    """Target ids [V] and the head's rows [V, H]: those of ``found``, and up to a larger ``draft_vocab_size`` the most
+    frequent others with a new drafter's rows, which fit as far as the final norm's weight is still near 1."""
     head_VH = found.lm_head.weight.detach()
-    if config.draft_vocab_size in (found.config.draft_vocab_size, DRAFT_VOCABULARY):
+    if config.draft_vocab_size in (0, found.config.draft_vocab_size):
         return found.target_ids, head_VH
     target_ids = grow_vocab(counts, found.target_ids, config.draft_vocab_size)
     more_VH = (head_rows(target.head_weight, target_ids) * final_norm_gain(target.model)).cpu()
@@ -85,13 +86,19 @@ def check_start(found: DrafterConfig, config: TrainConfig, folder: Path) -> None
     require(found.num_layers <= config.num_layers, fewer)
     idle = f"shared_loss=none leaves layers as they are, and {has}: more would learn nothing, leave num_layers at that"
     require(found.num_layers == config.num_layers or config.taught_by != "none", idle)
-    if config.draft_vocab_size in (found.draft_vocab_size, DRAFT_VOCABULARY):
-        return
-    offers = f"drafter {folder} offers {found.draft_vocab_size} tokens"
-    fewer = f"{offers}, and keeps them: draft_vocab_size={config.draft_vocab_size} is too few, leave it out"
+    if config.draft_vocab_size not in (0, found.draft_vocab_size):
+        check_growth(found, config, f"drafter {folder} offers {found.draft_vocab_size} tokens")
+
+
+def check_growth(found: DrafterConfig, config: TrainConfig, offers: str) -> None:
+    """Raises UserError unless the vocabulary can become as large as ``config`` says, and training can use it."""
+    fix = "leave draft_vocab_size out"
+    fewer = f"{offers}, and keeps them: draft_vocab_size={config.draft_vocab_size} is too few, {fix}"
     require(config.draft_vocab_size > found.draft_vocab_size, fewer)
-    wide = f"{offers}, and none of the target's can be added, whose head has another width: leave draft_vocab_size out"
+    wide = f"{offers}, and none of the target's can be added, whose head has another width: {fix}"
     require(found.hidden_size == found.target_hidden_size, wide)
+    idle = f"{offers}, and shared_loss=none would teach it no others: {fix}"
+    require(config.taught_by != "none", idle)
 
 
 def start_notes(target: HFTarget, config: TrainConfig) -> dict[str, Any]:

@@ -200,13 +200,17 @@ class Trainer:
         """Write a checkpoint that serves, in place of the one that is there."""
         if not self.processes.first:
             return
-        outside = {"warm_start": self.config.warm_start, "anchor_to": self.config.anchor_to}
+        found = {
+            "warm_start": self.config.warm_start,
+            "anchor_to": self.config.anchor_to,
+            "draft_vocab_size": drafter.config.draft_vocab_size,
+        }
         notes = {
             "target": self.config.target,
             "method": self.config.method,
             "made_for": asdict(self.origin.facts),
             "training": {
-                "settings": public_settings(self.folder.settings | outside),
+                "settings": public_settings(self.folder.settings | found),
                 "steps": self.step,
                 "seconds": round(self.seconds),
                 "wall_seconds": round(self.wall_seconds),
